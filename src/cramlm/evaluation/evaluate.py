@@ -18,8 +18,8 @@ from cramlm.model.model import Model, PackedBatch, Precision, autocast
 from cramlm.model.prompts import Prompt, read_texts
 from cramlm.model.tokenizer import Tokenizer, Tokens
 from cramlm.records import Example, FloatArray, IntArray, Scale, TaskKind
-from cramlm.storage.arrays import groups_by_length, offsets_of
-from cramlm.training.sequences import pack
+from cramlm.storage.arrays import offsets_of
+from cramlm.training.sequences import pack_by_length
 
 BATCH_TOKENS = 8192
 
@@ -121,14 +121,7 @@ def _of_sequences(
     device = model.device
     results = np.empty((len(sequences), width), dtype=np.float32)
     with torch.no_grad(), autocast(device, precision):
-        for chunk in groups_by_length(sequences.lengths, batch_tokens):
-            batch = pack(
-                [sequences[index] for index in chunk],
-                labels=chunk,  # the positions of the sequences, since packing changes their order
-                external=np.zeros(len(chunk), dtype=np.bool_),
-                row_length=int(sequences.lengths[chunk[-1]]),
-                pad_id=pad_id,
-            )
+        for batch in pack_by_length(sequences, most=batch_tokens, pad_id=pad_id):
             packed = PackedBatch.of(batch, device)
             results[batch.task_labels] = head(model.hidden(packed), packed).float().cpu().numpy()
     return results

@@ -14,7 +14,7 @@ Packing puts sequences side by side in rows, without padding between them (docs/
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +22,9 @@ import numpy as np
 import numpy.typing as npt
 
 from cramlm.config.phase import PhaseConfig
+from cramlm.model.tokenizer import Tokens
 from cramlm.records import Batch, BoolArray, FloatArray, IntArray
+from cramlm.storage.arrays import groups_by_length
 from cramlm.training.masking import SpecialIds
 
 LEAST_PAIRS = 4
@@ -178,6 +180,17 @@ def pack(
         soft_labels=np.zeros((len(order), 0), dtype=np.float32) if soft_labels is None else soft_labels[order],
         targets=np.zeros((len(order), 0), dtype=np.float32) if targets is None else targets[order],
     )
+
+
+def pack_by_length(sequences: Sequence[npt.NDArray[Any]] | Tokens, *, most: int, pad_id: int) -> Iterator[Batch]:
+    """Pack all sequences, shortest first, into batches of at most `most` positions; a longer sequence is a batch of its own.
+
+    The `task_labels` of a batch are the indices of its sequences, since packing changes their order.
+    """
+    lengths = np.array([len(sequences[index]) for index in range(len(sequences))], dtype=np.int64)
+    for group in groups_by_length(lengths, most):
+        external, row_length = np.zeros(len(group), dtype=np.bool_), int(lengths[group[-1]])
+        yield pack([sequences[index] for index in group], labels=group, external=external, row_length=row_length, pad_id=pad_id)
 
 
 def lay_out(values: Sequence[npt.NDArray[Any]], *, row_length: int) -> npt.NDArray[Any]:

@@ -33,7 +33,7 @@ from cramlm.model.kernels.torch import no_dropout
 from cramlm.model.model import Model, PackedBatch, Precision, autocast
 from cramlm.records import Batch, BoolArray, FloatArray, IntArray
 from cramlm.training.masking import SpecialIds
-from cramlm.training.sequences import TokenPool, pack, word_hashes
+from cramlm.training.sequences import TokenPool, pack_by_length, word_hashes
 from cramlm.training.terms.base import Counts, PositionTerm, Random, Sampled, TermLoss, implements
 
 
@@ -201,11 +201,5 @@ def _confidence(model: Model, texts: Sequence[npt.NDArray[Any]], labels: IntArra
 
 def _batches(model: Model, texts: Sequence[npt.NDArray[Any]]) -> Iterator[PackedBatch]:
     """All texts, shortest first; `task_labels` are their numbers."""
-    lengths = np.array([len(text) for text in texts], dtype=np.int64)
-    order = np.argsort(lengths, kind="stable")
-    for part in np.split(order, np.flatnonzero(np.diff(np.cumsum(lengths[order]) // _BATCH_TOKENS)) + 1):
-        if len(part):
-            external = np.zeros(len(part), dtype=np.bool_)
-            sequences = [texts[number] for number in part]
-            batch = pack(sequences, labels=part, external=external, row_length=int(lengths[part].max()), pad_id=model.pad_id)
-            yield PackedBatch.of(batch, model.device)
+    for batch in pack_by_length(texts, most=_BATCH_TOKENS, pad_id=model.pad_id):
+        yield PackedBatch.of(batch, model.device)
