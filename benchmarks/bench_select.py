@@ -16,6 +16,7 @@ Prints a table and, as the last line, one JSON object; writes benchmarks/results
 from __future__ import annotations
 
 import argparse
+import datetime
 import importlib.util
 import json
 import os
@@ -39,11 +40,11 @@ def main() -> None:
     arguments = parse_arguments()
     train = arguments.data / "tasks" / arguments.task / "train.jsonl"
     shards = sorted((arguments.data / "corpus").glob("*.jsonl.zst"))[: arguments.shards]
-    folder = arguments.store / f"select-{len(shards)}"
+    folder, label = arguments.store / f"select-{len(shards)}", "real"
     if arguments.synthetic:
         source = Bootstrap(shards)
         shards = write_corpus(source, arguments.synthetic, arguments.store / f"synthetic-{source.settings['kind']}-{arguments.synthetic}")
-        folder = arguments.store / f"select-synthetic-{arguments.synthetic}"
+        folder, label = arguments.store / f"select-synthetic-{arguments.synthetic}", f"synthetic ({source.settings['kind']})"
     build = [sys.executable, "-m", "cramlm", "index", *map(str, shards), "--out", str(folder / "index")]
     subprocess.run(build, check=True)  # not in this process: the memory of a child includes its parent's at the start
     commands = {"cramlm": lambda out: ours(folder / "index", train, arguments.top_k, out)}
@@ -90,8 +91,9 @@ def main() -> None:
         ]
         print(f"| {name} | {' | '.join(cells)} |")
     passages = len(Index.open(folder / "index"))
-    measured: dict[str, Any] = {"benchmark": "select", "task": arguments.task, "top_k": arguments.top_k, "passages": passages}
-    measured |= {"processes": rows, "missing": missing}
+    date = datetime.datetime.now(datetime.UTC).date().isoformat()
+    measured: dict[str, Any] = {"benchmark": "select", "corpus": label, "date": date, "passages": passages}
+    measured |= {"task": arguments.task, "top_k": arguments.top_k, "processes": rows, "missing": missing}
     if arguments.shards is None:
         save(measured, synthetic=bool(arguments.synthetic))
     print(json.dumps(measured))
