@@ -177,6 +177,7 @@ def test_an_error_is_one_line_with_its_exit_code(arguments: list[str], code: int
         "fit --recipe static --train TRAIN --corpus FILE",
         "plan 1m --recipe labels-only --train FILE",
         "config --recipe labels-only --train FILE",
+        "compare --recipes tfidf --train FILE --seed 1",
         "select --train FILE --index RUN -o out",
         "select --queries FILE --index RUN -o out",
         "predict RUN FILE",

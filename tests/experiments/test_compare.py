@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cramlm.config.run import load_config, to_toml
-from cramlm.errors import Stopped, UsageError
+from cramlm.errors import DivergedError, Stopped, UsageError
 from cramlm.experiments.compare import compare
 from cramlm.experiments.grid import Arm, Grid, arms_of, arms_over, cells_of, default_folder, read_counts, read_seeds, subsample
 from cramlm.experiments.results import CellResult, Usage, markdown, measure_usage, pairs_of, read_usage, rows_of, scores_plot, totals_of
@@ -280,6 +280,7 @@ def test_the_table_and_the_paired_tests_include_all_linear_models_and_arms_that_
     grid = Grid((*arms_in(tmp_path / "data", "alone", "raw"), diverges), (1,), ("all",), task, corpus)
     found = compare(grid, out=tmp_path / "out", store=tmp_path / "store")
     assert list(found.failed) == ["bad, seed 1"]
+    assert found.exit_code == DivergedError.exit_code
     assert [(row.arm, row.is_baseline) for row in found.rows] == [
         *((arm, False) for arm in ("alone", "alone combined", "raw", "raw combined")),
         *((arm, True) for arm in ("static", "bayes", "tfidf")),

@@ -27,6 +27,7 @@ from cramlm.cli.options import (
     task_columns,
 )
 from cramlm.cli.process import stop_on_signals
+from cramlm.errors import CramError, counted
 
 SeedsOption = Annotated[str, typer.Option("--seeds", metavar="N", help="Number of seeds; 3 means 1, 2 and 3.")]
 SeedList = Annotated[
@@ -204,4 +205,7 @@ def _experiment(
     print(experiment.table)
     print(f"{out / TABLE}, {f'{PLOT}, ' if (out / PLOT).is_file() else ''}{RESULTS}")
     if experiment.failed:
-        raise typer.Exit(1)
+        name, message = next(iter(experiment.failed.items()))
+        error = CramError(f"{counted(len(experiment.failed), 'run')} failed, the first is {name}: {message}")
+        error.exit_code = experiment.exit_code
+        raise error

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from cramlm.config.retriever import Bm25Config, members_of
 from cramlm.config.run import load_config
@@ -44,11 +44,13 @@ from cramlm.storage.artifacts import borrowed_seconds, default_store, publish_fi
 from cramlm.storage.locks import lock, lock_file
 
 TABLE, PLOT, RESULTS = "table.md", "scores.svg", "results.json"
+Failure: TypeAlias = tuple[str, int]
+"""The error message of a run, and its exit code."""
 
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """The results of a grid. failed: error message by the name of the cell."""
+    """The results of a grid. failed: error message by the name of the cell. exit_code: of the first failed run; 0 if none failed."""
 
     grid: Grid
     results: tuple[CellResult, ...]
@@ -56,6 +58,7 @@ class Experiment:
     pairs: tuple[Pair, ...]
     totals: Mapping[str, float]
     failed: Mapping[str, str]
+    exit_code: int = 0
 
     @property
     def table(self) -> str:
@@ -99,7 +102,7 @@ def compare(
     refuse_other_files(folder, own=(RESULTS, lock_file(folder / "experiment").name), what="experiment of cramlm")
     with lock(folder / "experiment"):
         cells = cells_of(grid, folder)
-        finished, failed = run_cells(
+        finished, failures = run_cells(
             cells,
             store=Path(store or default_store()),
             jobs=jobs,
@@ -108,7 +111,8 @@ def compare(
             stop=stop,
             after_each=lambda cells: _write(_read(grid, cells, {}, paired=False), folder, title),
         )
-        experiment = _read(grid, finished, failed)
+        failed = {name: message for name, (message, _) in failures.items()}
+        experiment = replace(_read(grid, finished, failed), exit_code=next((code for _, code in failures.values()), 0))
         _write(experiment, folder, title)
     return experiment
 
@@ -140,8 +144,8 @@ def run_cells(
     emit: Emit,
     stop: Callable[[], int | None],
     after_each: Callable[[Sequence[Cell]], None],
-) -> tuple[list[Cell], dict[str, str]]:
-    """Run the unfinished cells; return the finished cells, and the error messages of failed ones by name.
+) -> tuple[list[Cell], dict[str, Failure]]:
+    """Run the unfinished cells; return the finished cells, and the failures of the others by name.
 
     after_each: called after each run with the finished cells.
 
@@ -158,13 +162,13 @@ def run_cells(
     if waiting:
         _read_corpora(waiting, store, emit)
     tasks = [_task(cell, store, overwrite) for cell in waiting]
-    failed: dict[str, str] = {}
+    failed: dict[str, Failure] = {}
 
-    def finish(cell: Cell, failure: str | None) -> None:
-        reasons[cell.name] = failure
+    def finish(cell: Cell, failure: Failure | None) -> None:
+        reasons[cell.name] = None if failure is None else failure[0]
         if failure is not None:
             failed[cell.name] = failure
-            emit(Event("warning", "experiment", f"{cell.name}: {failure}"))
+            emit(Event("warning", "experiment", f"{cell.name}: {failure[0]}"))
         after_each(finished())
 
     def finished() -> list[Cell]:
@@ -187,8 +191,8 @@ def run_cells(
     return finished(), failed
 
 
-def run_cell(task: dict[str, Any], emit: Emit, *, stop: Callable[[], int | None] | None = None) -> str | None:
-    """Run a cell; return the error message if it failed. `task` and the result are plain JSON values for another process.
+def run_cell(task: dict[str, Any], emit: Emit, *, stop: Callable[[], int | None] | None = None) -> Failure | None:
+    """Run a cell; return None, or how it failed. `task` and the result are plain JSON values for another process.
 
     Raises:
         Stopped: if `stop` returns an exit code.
@@ -209,7 +213,7 @@ def run_cell(task: dict[str, Any], emit: Emit, *, stop: Callable[[], int | None]
     except Stopped:
         raise
     except CramError as error:
-        return str(error)
+        return str(error), error.exit_code
     return None
 
 
