@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cramlm.config.base import Budget
+from cramlm.config.base import Budget, parse_budget
 from cramlm.config.retriever import Bm25Config, RandomConfig, RetrieverConfig, UnionConfig
 from cramlm.config.run import PhaseConfig
 from cramlm.config.terms import Classify, Distil
@@ -73,7 +73,7 @@ def test_explicit_numbers_and_terms_are_kept_and_passes_become_steps() -> None:
 
 @pytest.mark.parametrize(
     ("phases", "amount", "message"),
-    [([joint_phase()], None, "--budget"), ([joint_phase(), finetune_phase()], 4.0, r"phase '(joint|finetune)'.*longer --budget")],
+    [([joint_phase()], None, "--budget"), ([joint_phase(), finetune_phase()], 4.0, r"phase '(joint|finetune)'.* at least 20 are needed")],
     ids=["no budget", "too small"],
 )
 def test_phases_that_cannot_be_planned_are_refused(phases: list[PhaseConfig], amount: float | None, message: str) -> None:
@@ -238,6 +238,15 @@ def test_a_short_time_is_accepted_on_a_busy_machine_and_too_few_operations_never
         assert all(phase.steps for phase in forecast(budget, busy).phases)
     with pytest.raises(UsageError, match="at least 20 are needed"):
         forecast(Budget(flops=1e10), busy)
+
+
+@pytest.mark.parametrize("too_small", [Budget(flops=1e10), Budget(flops=3.3e11), Budget(seconds=1.0), Budget(seconds=30.0)])
+def test_a_budget_that_is_too_small_is_refused_with_one_that_is_not(too_small: Budget) -> None:
+    quiet = Measurement(1_000.0, 2, 1.0, 1e7, None)
+    with pytest.raises(UsageError, match=r"pass --budget \S+ or more, or a smaller --preset$") as refused:
+        forecast(too_small, quiet, corpus_bytes=10_000_000)
+    (named,) = re.findall(r"--budget (\S+) or more", str(refused.value))
+    assert all(phase.steps for phase in forecast(parse_budget(named), quiet, corpus_bytes=10_000_000).phases)
 
 
 def test_a_time_budget_leaves_out_what_reading_and_counting_the_corpus_takes() -> None:

@@ -102,7 +102,7 @@ def plan_phases(phases: Sequence[PhaseConfig], *, sizes: Sizes, speed: Speed, am
     None = no budget, in which case open steps must come from passes.
 
     Raises:
-        UsageError: if there is no budget and a phase names neither steps nor passes, or the budget is too small to train at all.
+        UsageError: if there is no budget and a phase names neither steps nor passes, or the budget is too small to train at all, without a remedy.
     """
     phases = [phase if phase.max_length else phase.model_copy(update={"max_length": rows}) for phase in phases]
     open_phases = [phase for phase in phases if is_open(phase)]
@@ -134,10 +134,7 @@ def plan_phases(phases: Sequence[PhaseConfig], *, sizes: Sizes, speed: Speed, am
         planned[phase.name] = min(bound for bound in bounds if bound is not None)
     for name, steps in planned.items():
         if steps < MIN_STEPS:
-            raise UsageError(
-                f"the budget leaves phase {name!r} only {max(steps, 0)} steps on this machine, and at least {MIN_STEPS} are needed; "
-                "pass a longer --budget or a smaller --preset"
-            )
+            raise UsageError(f"the budget leaves phase {name!r} {counted(max(steps, 0), 'step')}, and at least {MIN_STEPS} are needed")
     result = []
     for phase in phases:
         steps = planned[phase.name] if phase.name in planned else fixed[phase.name]

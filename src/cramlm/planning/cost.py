@@ -16,7 +16,7 @@ import numpy as np
 from cramlm.config.base import Budget
 from cramlm.config.retriever import Bm25Config, DenseConfig, ElasticsearchConfig, RetrieverConfig
 from cramlm.config.run import PhaseConfig, RunConfig
-from cramlm.errors import EnvironmentFault
+from cramlm.errors import EnvironmentFault, UsageError
 from cramlm.linear.cooccurrence import forecast_word_vectors
 from cramlm.planning import budget
 from cramlm.planning.speed import Measurement
@@ -115,7 +115,7 @@ def forecast_cost(
     elapsed: seconds since the run began. resident, peak: resident bytes of this process, now and at most.
 
     Raises:
-        UsageError: as `budget.plan_phases`: the budget is too small to train at all.
+        UsageError: if the budget is too small to train at all; it names one that is not. As `budget.plan_phases`.
     """
     speed = machine.speed
     vector_seconds, vector_memory = forecast_word_vectors(texts.corpus_bytes)
@@ -130,7 +130,13 @@ def forecast_cost(
     sizes = budget.Sizes(**{**asdict(texts.sizes), "external_tokens": external})
     if amount is not None and limit.flops is None and (machine.joint.starved or machine.finetune.starved):
         amount = max(amount, budget.minimum_amount(config.phases, sizes, units))  # a busy machine is no reason to refuse
-    phases = budget.plan_phases(config.phases, sizes=sizes, speed=units, amount=amount, rows=texts.rows)
+    try:
+        phases = budget.plan_phases(config.phases, sizes=sizes, speed=units, amount=amount, rows=texts.rows)
+    except UsageError as error:
+        if amount is None:
+            raise
+        missing = budget.minimum_amount(config.phases, sizes, units) - amount
+        raise UsageError(f"{error}; pass --budget {_enlarged(limit, missing)} or more, or a smaller --preset") from None
     seconds = tuple(budget.phase_amount(phase, sizes, speed) for phase in phases)
     each = [(phase, machine.joint if phase.text_terms else machine.finetune) for phase in phases]
     held = [step.bytes for _, step in each if step.bytes is not None]
@@ -151,6 +157,15 @@ def forecast_cost(
         memory,
         _disk_bytes(machine.parameters, sizes, texts.corpus_bytes, len(phases)),
     )
+
+
+def _enlarged(limit: Budget, missing: float) -> str:
+    """Return a budget that is larger by `missing` seconds or operations, rounded up, as it is typed."""
+    if limit.flops is not None:
+        unit = 10.0 ** (math.floor(math.log10(limit.flops + missing)) - 1)
+        return f"{math.ceil((limit.flops + missing) / unit) * unit:.1e}flops".replace("e+", "e")
+    seconds = math.ceil((limit.seconds or 0.0) + missing)
+    return f"{seconds}s" if seconds < 120 else f"{math.ceil(seconds / 60)}m"
 
 
 def check_resources(cost: CostForecast, *, memory: int | None, disk: int, folder: object) -> None:
