@@ -83,6 +83,27 @@ def test_predict_writes_the_same_predictions_in_input_order_to_stdout_and_to_fil
     rows = list(csv.DictReader((tmp_path / "answers.csv").read_text("utf-8").splitlines()))
     assert [row["label"] for row in rows] == ["sea", "hill"]
     assert [float(row["probability_sea"]) for row in rows] == [answer["sea"] for answer in answers]
+    cramlm("predict", fitted / "run/export", tmp_path / "new.csv", "--out", tmp_path / "answers.tsv")
+    assert list(csv.DictReader((tmp_path / "answers.tsv").read_text("utf-8").splitlines(), delimiter="\t")) == rows
+
+
+@pytest.mark.parametrize("name", ["answers.parquet", "answers.jsonl.gz", "answers.csv.zst", "answers.xlsx"])
+def test_rows_are_not_written_in_another_format_than_the_name_of_the_file_says(fitted: Path, tmp_path: Path, name: str) -> None:
+    (tmp_path / "new.txt").write_text("wave ship harbour sailor\n", "utf-8")
+    for command in ("predict", "label-next"):
+        result = cramlm(command, fitted / "run/export", tmp_path / "new.txt", "--out", tmp_path / name)
+        assert_one_line(result, 2, name, ".jsonl", ".csv")
+    assert not (tmp_path / name).exists()
+
+
+def test_predictions_have_the_ids_of_the_file_also_if_one_repeats(fitted: Path, tmp_path: Path) -> None:
+    (tmp_path / "new.csv").write_text("id,text\nb7,wave ship harbour sailor\nb7,summit ridge valley climber\n,ridge valley\n", "utf-8")
+    lines = printed("predict", fitted / "run/export", tmp_path / "new.csv").splitlines()
+    assert [json.loads(line)["id"] for line in lines] == ["b7", "b7", "4"]
+    (tmp_path / "new.jsonl").write_text('{"id": 5, "key": "k", "text": "wave ship harbour sailor"}\n', "utf-8")
+    assert json.loads(printed("predict", fitted / "run/export", tmp_path / "new.jsonl"))["id"] == "5"
+    assert json.loads(printed("predict", fitted / "run/export", tmp_path / "new.jsonl", "--id-column", "key"))["id"] == "k"
+    assert_one_line(cramlm("predict", fitted / "run/export", tmp_path / "new.jsonl", "--id-column", "nr"), 3, "'nr'", "--id-column")
 
 
 def test_evaluate_refuses_an_unseen_label_unless_it_is_ignored(fitted: Path, tmp_path: Path) -> None:
@@ -277,7 +298,7 @@ def test_plan_shows_sizes_and_costs_and_budgets_that_are_too_small(fitted: Path)
     files = ("--train", fitted / "data/train.jsonl", "--dev", fitted / "data/dev.jsonl", "--corpus", fitted / "data/corpus.jsonl")
     settings = ("--preset", "tiny", "--set", "tokens_per_second=40000", "--set", "threads=1")
     small, five_minutes, operations = map(json.loads, printed("plan", "2s", "5m", "3e13flops", *files, *settings, "--json").splitlines())
-    assert "longer --budget" in small["refused"]
+    assert "or more, or a smaller --preset" in small["refused"]
     assert five_minutes["seconds"] == pytest.approx(300, rel=0.1)
     assert operations["flops"] == pytest.approx(3e13, rel=0.1)
     assert [phase["name"] for phase in five_minutes["phases"]] == ["joint", "finetune"]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cramlm.cli.console import beginning, console_events, show_selection
+from cramlm.cli.console import beginning, console_events, show_selection, show_table
 from cramlm.records import Event
 
 
@@ -73,3 +73,15 @@ def test_a_terminal_gets_a_line_above_the_bars_for_each_finished_stage_warning_a
 )
 def test_a_long_text_ends_at_a_word_with_an_ellipsis(text: str, shown: str) -> None:
     assert beginning(text, 20) == shown
+
+
+def test_a_table_cuts_its_first_column_before_the_numbers(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    header = ("label", "precision", "recall", "F1", "texts")
+    show_table("2 texts", header, [["x" * 500, "97.8", "100.0", "98.9", "44"], ["short", "12.5", "50.0", "20.0", "1"]])
+    lines = capsys.readouterr().out.splitlines()
+    long, short = (next(line for line in lines if word in line) for word in ("xxx", "short"))
+    assert re.findall(r"[\d.]+", long) == ["97.8", "100.0", "98.9", "44"]
+    assert re.findall(r"[\d.]+", short) == ["12.5", "50.0", "20.0", "1"]
+    assert "…" in long
+    assert max(map(len, lines)) <= 80

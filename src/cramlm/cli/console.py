@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
@@ -19,6 +20,7 @@ from cramlm.records import Emit, Event
 PLAIN_INTERVAL = 10.0  # seconds between progress lines of one stage when there is no terminal
 
 _WORDS_SHOWN = 12
+_NARROWEST = 36  # width of the first column of a table, which is cut before the others are
 
 
 @contextmanager
@@ -33,12 +35,15 @@ def console_events() -> Iterator[Emit]:
 
 def show_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table; the first column is left-aligned, the others right-aligned. Markup in the text is not interpreted."""
+    console = Console()
     table = Table(title=Text(title), title_justify="left", title_style="bold")
+    others = sum(max(cell_len(row[index]) for row in (header, *rows)) + 3 for index in range(1, len(header)))
     for index, name in enumerate(header):
-        table.add_column(Text(name), justify="left" if index == 0 else "right", no_wrap=index == 0)
+        widest = max(console.width - others - 4, _NARROWEST) if index == 0 else None
+        table.add_column(Text(name), justify="left" if index == 0 else "right", no_wrap=index == 0, max_width=widest)
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
-    Console().print(table)
+    console.print(table)
 
 
 class _Lines:

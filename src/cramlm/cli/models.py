@@ -6,8 +6,8 @@ import csv
 import io
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, assert_never
@@ -18,6 +18,7 @@ from cramlm.cli.options import (
     LIMITS,
     AbstainAtAccuracyOption,
     AbstainBelowOption,
+    IdColumn,
     JsonOption,
     LabelColumn,
     ModelArgument,
@@ -31,7 +32,9 @@ from cramlm.cli.options import (
     abstain_threshold,
 )
 from cramlm.cli.process import check_address_space_of_model
-from cramlm.errors import EnvironmentFault, UsageError, counted
+from cramlm.errors import EnvironmentFault, UsageError, brief, counted
+
+_UNWRITTEN = (".parquet", ".arrow", ".feather", ".xlsx", ".gz", ".zst", ".npy")  # endings of other formats
 
 if TYPE_CHECKING:
     from cramlm.records import AnyPrediction, FloatArray, SelectivePrediction
@@ -76,7 +79,7 @@ def evaluate(
         print(json.dumps(scores.as_dict(), ensure_ascii=False))
         return
     rows = [
-        [name, f"{100 * row['precision']:.1f}", f"{100 * row['recall']:.1f}", f"{100 * row['f1']:.1f}", str(row["support"])]
+        [shown(name), *(f"{100 * row[score]:.1f}" for score in ("precision", "recall", "f1")), str(row["support"])]
         for name, row in scores.per_class.items()
     ]
     if rows:
@@ -85,11 +88,16 @@ def evaluate(
     print("  ".join(f"{METRIC_NAMES[metric]} {format_metric(metric, scores.metrics[metric], places=2)}" for metric in metrics))
 
 
+def shown(label: str) -> str:
+    """Return a label as a cell of a table: in one line."""
+    return label if label.isprintable() else brief(label)
+
+
 def predict(
     model: ModelArgument,
     file: TextsArgument,
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", metavar="FILE", help="File for the predictions: .csv, else JSON lines (default: stdout).")
+        Path | None, typer.Option("-o", "--out", metavar="FILE", help="File for the predictions: .jsonl, .csv or .tsv (default: stdout).")
     ] = None,
     precision: PrecisionOption = "fp32",
     device: PredictionDevice = "auto",
@@ -98,11 +106,12 @@ def predict(
     abstain_at_accuracy: AbstainAtAccuracyOption = None,
     text_column: TextColumn = "text",
     text_pair_column: PairColumn = None,
+    id_column: IdColumn = "id",
 ) -> None:
     """Predict the labels of texts and write a line per text.
 
-    A line, JSON or a row of a .csv file, has the label (or labels) and probabilities, or a value, in input order. With one of the --abstain
-    options it also has the calibrated confidence, and the label is null (empty in .csv) if that is too low.
+    A line, JSON or a row of a table, has the id, the label (or labels) and probabilities, or a value, in input order. With one of the
+    --abstain options it also has the calibrated confidence, and the label is null (empty in a table) if that is too low.
 
     Examples:
         cramlm predict runs/mine new.csv -o predictions.jsonl
@@ -116,10 +125,12 @@ def predict(
     from cramlm.inference.predictor import load_predictor
     from cramlm.storage.artifacts import publish_file, refuse_output
 
+    separator = None
     if out is not None:
         refuse_output(out, file)
+        separator = separator_of(out)
     folder = model_of(model)
-    examples = read_examples(file, RowFormat(text_column, None, text_pair_column))
+    examples = read_examples(file, RowFormat(text_column, None, text_pair_column, id_column=id_column, ids="any"))
     predictor = load_predictor(folder, precision=precision, device=device, model_part=model_part)
     texts = [example.text for example in examples]
     pairs = [example.text_pair for example in examples] if text_pair_column else None
@@ -130,11 +141,11 @@ def predict(
         below = abstain_threshold(predictor.calibrated(), abstain_below, abstain_at_accuracy)
         predictions = predictor.predict_or_abstain(texts, pairs, below=below)
     rows = ({"id": example.id, **asdict(prediction)} for example, prediction in zip(examples, predictions, strict=True))
-    lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     if out is None:
-        sys.stdout.writelines(lines)
+        sys.stdout.writelines(json_lines(rows))
     else:
-        publish_file(out, (csv_of(map(with_columns, rows)) if out.suffix == ".csv" else "".join(lines)).encode())
+        content = "".join(json_lines(rows)) if separator is None else table_of(map(with_columns, rows), separator)
+        publish_file(out, content.encode())
         print(f"{counted(len(examples), 'prediction')}: {out}")
 
 
@@ -292,6 +303,7 @@ def embed(
     ] = "encoder",
     text_column: TextColumn = "text",
     text_pair_column: PairColumn = None,
+    id_column: IdColumn = "id",
 ) -> None:
     """Write a vector for each text, for search and clustering.
 
@@ -313,7 +325,7 @@ def embed(
     refuse_output(out, file)
     folder = model_of(model)
     predictor = load_predictor(folder, model_part="static" if is_linear(folder) else model_part)
-    examples = read_examples(file, RowFormat(text_column, None, text_pair_column))
+    examples = read_examples(file, RowFormat(text_column, None, text_pair_column, id_column=id_column, ids="any"))
     pairs = [example.text_pair for example in examples] if text_pair_column else None
     vectors = predictor.embeddings([example.text for example in examples], pairs)
     publish_file(out, vectors_file(vectors, [example.id for example in examples], form=out.suffix, normalize=normalize))
@@ -351,7 +363,7 @@ def label_next(
     count: Annotated[int, typer.Option("-n", "--count", metavar="N", min=1, help="Number of texts to choose.")] = 50,
     out: Annotated[
         Path | None,
-        typer.Option("-o", "--out", metavar="FILE", help="File for the texts: .csv, else JSON lines (default: stdout)."),
+        typer.Option("-o", "--out", metavar="FILE", help="File for the texts: .jsonl, .csv or .tsv (default: stdout)."),
     ] = None,
     labelled: Annotated[
         list[str] | None,
@@ -361,6 +373,7 @@ def label_next(
     seed: Annotated[int, typer.Option(metavar="N", help="Seed of the choice among similar texts.")] = 0,
     text_column: TextColumn = "text",
     text_pair_column: PairColumn = None,
+    id_column: IdColumn = "id",
 ) -> None:
     """Choose the texts to label next.
 
@@ -377,8 +390,10 @@ def label_next(
     from cramlm.inference.predictor import load_predictor, task_of
     from cramlm.storage.artifacts import publish_file, refuse_output
 
+    separator = None
     if out is not None:
         refuse_output(out, file, *(labelled or ()))
+        separator = separator_of(out)
     if own := {"id", "label", "predicted", "margin"} & {text_column, text_pair_column}:
         raise UsageError(f"a column of the output is named {min(own)!r}, too; rename the text column of {file}")
     folder, row_format = model_of(model), RowFormat(text_column, None, text_pair_column)
@@ -386,7 +401,7 @@ def label_next(
     known = [] if task is None else [*task.train, *task.dev, *task.test]
     for name in labelled or ():
         known += read_examples(name, row_format)
-    examples = read_examples(file, row_format)
+    examples = read_examples(file, replace(row_format, id_column=id_column, ids="any"))
     found = choose(load_predictor(folder, model_part=model_part), examples, count, labelled=known, seed=seed)
     unknown = "; the model is not in a run, so texts that it was trained on are not recognized (--labelled)" if not known else ""
     message = (
@@ -404,9 +419,7 @@ def label_next(
         }
         for each in found.chosen
     ]
-    content = (
-        csv_of(rows) if out is not None and out.suffix == ".csv" else "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    )
+    content = "".join(json_lines(rows)) if separator is None else table_of(rows, separator)
     if out is None:
         sys.stdout.write(content)
     else:
@@ -420,10 +433,27 @@ def with_columns(row: Mapping[str, Any]) -> dict[str, Any]:
     return flat | {f"probability_{label}": value for label, value in row.get("probabilities", {}).items()}
 
 
-def csv_of(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Return rows of equal keys as CSV with a header; None is empty, several labels are separated by |. Nothing if there is no row."""
+def separator_of(out: Path) -> str | None:
+    """Return the separator of the table that `out` is by its ending; None for JSON lines.
+
+    Raises:
+        UsageError: if the ending is that of a format that is not written.
+    """
+    ending = out.suffix.lower()
+    if ending in _UNWRITTEN:
+        raise UsageError(f"{out}: rows are written as JSON lines (.jsonl) or as a table (.csv, .tsv); choose one of these endings")
+    return {".csv": ",", ".tsv": "\t"}.get(ending)
+
+
+def json_lines(rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield each row as a line of JSON."""
+    return (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+def table_of(rows: Iterable[Mapping[str, Any]], separator: str) -> str:
+    """Return rows of equal keys as a table with a header; None is empty, several labels are separated by |. Nothing if there is no row."""
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
+    writer = csv.writer(text, delimiter=separator, lineterminator="\n")
     for number, row in enumerate(rows):
         if not number:
             writer.writerow(row)

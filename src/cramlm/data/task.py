@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import floor
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 
@@ -36,7 +36,7 @@ _SPLIT_STREAM: Final = 0x5D17  # this purpose's own random stream
 @dataclass(frozen=True, slots=True)
 class RowFormat:
     """Columns of a file of labelled texts. label_column: None = there are no labels. kind: what a label is (labels.py). id_column: of the
-    examples' ids, which are lines if it is None; only the default column of a corpus may be missing.
+    examples' ids, which are lines if it is None; only the default column of a corpus may be missing. ids: whether an id may repeat.
     """
 
     text_column: str = "text"
@@ -45,6 +45,7 @@ class RowFormat:
     kind: TaskKind = "classification"
     label_separator: str = "|"
     id_column: str | None = None
+    ids: Literal["distinct", "any"] = "distinct"
 
     @staticmethod
     def of(config: TaskConfig) -> RowFormat:
@@ -159,7 +160,7 @@ def read_examples(
         UsageError: the path is missing. DataError: a bad row (unless skipped), such as a blank text, an invalid label or a repeated id.
     """
     label_column, pair_column, id_column = row_format.label_column, row_format.text_pair_column, row_format.id_column
-    rules = RULES[row_format.kind]
+    rules, distinct = RULES[row_format.kind], id_column is not None and row_format.ids == "distinct"
     stamps = stamp_input(path)
     examples: list[Example] = []
     rows_read, first_reason = 0, ""
@@ -193,7 +194,7 @@ def read_examples(
                     reader.reject(row, str(error))
                     continue
                 name = own_id or f"{prefix}{row.line}"
-                if id_column is not None and (first := lines_of_ids.setdefault(name, f"{prefix}{row.line}")) != f"{prefix}{row.line}":
+                if distinct and (first := lines_of_ids.setdefault(name, f"{prefix}{row.line}")) != f"{prefix}{row.line}":
                     reader.reject(row, f"id {brief(name)} is already used in line {first}")
                     continue
                 examples.append(Example(name, text, pair, canonical))

@@ -102,7 +102,7 @@ def plan_phases(phases: Sequence[PhaseConfig], *, sizes: Sizes, speed: Speed, am
     None = no budget, in which case open steps must come from passes.
 
     Raises:
-        UsageError: if there is no budget and a phase names neither steps nor passes, or the budget is too small to train at all, without a remedy.
+        UsageError: if there is no budget and a phase names neither steps nor passes, or the budget is too small to train at all.
     """
     phases = [phase if phase.max_length else phase.model_copy(update={"max_length": rows}) for phase in phases]
     open_phases = [phase for phase in phases if is_open(phase)]
