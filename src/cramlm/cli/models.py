@@ -20,14 +20,14 @@ from cramlm.cli.options import (
     AbstainBelowOption,
     IdColumn,
     JsonOption,
-    LabelColumn,
     ModelArgument,
+    ModelLabelColumn,
+    ModelPairColumn,
     ModelPartOption,
-    PairColumn,
+    ModelTextColumn,
     PrecisionOption,
     PredictionDevice,
     SeparatorOption,
-    TextColumn,
     TextsArgument,
     abstain_threshold,
 )
@@ -37,6 +37,7 @@ from cramlm.errors import EnvironmentFault, UsageError, brief, counted
 _UNWRITTEN = (".parquet", ".arrow", ".feather", ".xlsx", ".gz", ".zst", ".npy")  # endings of other formats
 
 if TYPE_CHECKING:
+    from cramlm.data.task import RowFormat
     from cramlm.records import AnyPrediction, FloatArray, SelectivePrediction
 
 
@@ -50,9 +51,9 @@ def evaluate(
         typer.Option(metavar="RULE", help="Labels that the model does not have: fail, or ignore: count these texts as wrong."),
     ] = "fail",
     model_part: ModelPartOption = "combined",
-    text_column: TextColumn = "text",
-    label_column: LabelColumn = "label",
-    text_pair_column: PairColumn = None,
+    text_column: ModelTextColumn = None,
+    label_column: ModelLabelColumn = None,
+    text_pair_column: ModelPairColumn = None,
     label_separator: SeparatorOption = None,
 ) -> None:
     """Score a model on labelled texts.
@@ -65,13 +66,14 @@ def evaluate(
     """
     check_address_space_of_model(model, "evaluate")
     from cramlm.cli.console import show_table
-    from cramlm.data.task import RowFormat, read_examples
+    from cramlm.data.task import read_examples
     from cramlm.evaluation.kinds import KINDS, METRIC_NAMES, format_metric
-    from cramlm.inference.folders import model_of
+    from cramlm.inference.folders import columns_of, model_of
     from cramlm.inference.predictor import load_predictor
 
     predictor = load_predictor(model_of(model), device=device, model_part=model_part)
-    examples = read_examples(file, RowFormat(text_column, label_column, text_pair_column, predictor.kind, label_separator or "|"))
+    columns = columns_of(model_of(model), text_column, text_pair_column, label_column, label_separator)
+    examples = read_examples(file, replace(columns, kind=predictor.kind))
     if unseen_labels != "ignore":
         predictor.check_labels(examples, origin=file)
     scores = predictor.score(examples)
@@ -104,8 +106,8 @@ def predict(
     model_part: ModelPartOption = "combined",
     abstain_below: AbstainBelowOption = None,
     abstain_at_accuracy: AbstainAtAccuracyOption = None,
-    text_column: TextColumn = "text",
-    text_pair_column: PairColumn = None,
+    text_column: ModelTextColumn = None,
+    text_pair_column: ModelPairColumn = None,
     id_column: IdColumn = "id",
 ) -> None:
     """Predict the labels of texts and write a line per text.
@@ -120,7 +122,7 @@ def predict(
         echo "some text" | cramlm predict runs/mine -
     """
     check_address_space_of_model(model, "predict")
-    from cramlm.data.task import RowFormat, read_examples
+    from cramlm.data.task import read_examples
     from cramlm.inference.folders import model_of
     from cramlm.inference.predictor import load_predictor
     from cramlm.storage.artifacts import publish_file, refuse_output
@@ -130,10 +132,9 @@ def predict(
         refuse_output(out, file)
         separator = separator_of(out)
     folder = model_of(model)
-    examples = read_examples(file, RowFormat(text_column, None, text_pair_column, id_column=id_column, ids="any"))
+    examples = read_examples(file, _texts_format(folder, text_column, text_pair_column, id_column))
     predictor = load_predictor(folder, precision=precision, device=device, model_part=model_part)
-    texts = [example.text for example in examples]
-    pairs = [example.text_pair for example in examples] if text_pair_column else None
+    texts, pairs = [example.text for example in examples], [example.text_pair for example in examples]
     predictions: Sequence[AnyPrediction | SelectivePrediction]
     if abstain_below is None and abstain_at_accuracy is None:
         predictions = predictor.predict(texts, pairs)
@@ -233,8 +234,8 @@ def export(
     texts: Annotated[
         str | None, typer.Option(metavar="FILE", help="Texts for the comparison with the model (default: dev and test of the run).")
     ] = None,
-    text_column: TextColumn = "text",
-    text_pair_column: PairColumn = None,
+    text_column: ModelTextColumn = None,
+    text_pair_column: ModelPairColumn = None,
 ) -> None:
     """Convert a model to ONNX or for sentence-transformers.
 
@@ -247,13 +248,14 @@ def export(
     if int8 and form != "onnx":
         raise UsageError("--int8 is for --format onnx; drop it")
     from cramlm.cli.console import console_events
-    from cramlm.data.task import RowFormat, read_examples
+    from cramlm.data.task import read_examples
     from cramlm.export.onnx import export_onnx
     from cramlm.export.sentence_transformers import export_sentence_encoder
+    from cramlm.inference.folders import model_of
 
     examples = None
     if texts is not None:
-        examples = read_examples(texts, RowFormat(text_column, None, text_pair_column))
+        examples = read_examples(texts, _texts_format(model_of(path), text_column, text_pair_column))
     with console_events() as emit:
         match form:
             case "onnx":
@@ -301,8 +303,8 @@ def embed(
         Literal["encoder", "static"],
         typer.Option("--model-part", metavar="PART", help="encoder: pooled hidden states; static: averaged word vectors."),
     ] = "encoder",
-    text_column: TextColumn = "text",
-    text_pair_column: PairColumn = None,
+    text_column: ModelTextColumn = None,
+    text_pair_column: ModelPairColumn = None,
     id_column: IdColumn = "id",
 ) -> None:
     """Write a vector for each text, for search and clustering.
@@ -316,7 +318,7 @@ def embed(
     if out.suffix not in (".npy", ".parquet"):
         raise UsageError(f"{out}: vectors are written as .npy or .parquet; choose one of these endings")
     check_address_space_of_model(model, "embed")
-    from cramlm.data.task import RowFormat, read_examples
+    from cramlm.data.task import read_examples
     from cramlm.inference.folders import model_of
     from cramlm.inference.predictor import load_predictor
     from cramlm.linear.files import is_linear
@@ -325,9 +327,8 @@ def embed(
     refuse_output(out, file)
     folder = model_of(model)
     predictor = load_predictor(folder, model_part="static" if is_linear(folder) else model_part)
-    examples = read_examples(file, RowFormat(text_column, None, text_pair_column, id_column=id_column, ids="any"))
-    pairs = [example.text_pair for example in examples] if text_pair_column else None
-    vectors = predictor.embeddings([example.text for example in examples], pairs)
+    examples = read_examples(file, _texts_format(folder, text_column, text_pair_column, id_column))
+    vectors = predictor.embeddings([example.text for example in examples], [example.text_pair for example in examples])
     publish_file(out, vectors_file(vectors, [example.id for example in examples], form=out.suffix, normalize=normalize))
     print(f"{counted(len(vectors), 'vector')} of {vectors.shape[1]} numbers: {out}")
 
@@ -371,8 +372,8 @@ def label_next(
     ] = None,
     model_part: ModelPartOption = "combined",
     seed: Annotated[int, typer.Option(metavar="N", help="Seed of the choice among similar texts.")] = 0,
-    text_column: TextColumn = "text",
-    text_pair_column: PairColumn = None,
+    text_column: ModelTextColumn = None,
+    text_pair_column: ModelPairColumn = None,
     id_column: IdColumn = "id",
 ) -> None:
     """Choose the texts to label next.
@@ -384,7 +385,7 @@ def label_next(
         cramlm label-next runs/mine unlabelled.jsonl -n 50 -o next.csv
     """
     check_address_space_of_model(model, "label-next")
-    from cramlm.data.task import RowFormat, read_examples
+    from cramlm.data.task import read_examples
     from cramlm.inference.folders import model_of
     from cramlm.inference.label_next import label_next as choose
     from cramlm.inference.predictor import load_predictor, task_of
@@ -394,14 +395,15 @@ def label_next(
     if out is not None:
         refuse_output(out, file, *(labelled or ()))
         separator = separator_of(out)
-    if own := {"id", "label", "predicted", "margin"} & {text_column, text_pair_column}:
+    folder = model_of(model)
+    row_format = _texts_format(folder, text_column, text_pair_column, id_column)
+    if own := {"id", "label", "predicted", "margin"} & {row_format.text_column, row_format.text_pair_column}:
         raise UsageError(f"a column of the output is named {min(own)!r}, too; rename the text column of {file}")
-    folder, row_format = model_of(model), RowFormat(text_column, None, text_pair_column)
     task = task_of(folder)
     known = [] if task is None else [*task.train, *task.dev, *task.test]
     for name in labelled or ():
-        known += read_examples(name, row_format)
-    examples = read_examples(file, replace(row_format, id_column=id_column, ids="any"))
+        known += read_examples(name, replace(row_format, id_column=None))
+    examples = read_examples(file, row_format)
     found = choose(load_predictor(folder, model_part=model_part), examples, count, labelled=known, seed=seed)
     unknown = "; the model is not in a run, so texts that it was trained on are not recognized (--labelled)" if not known else ""
     message = (
@@ -411,8 +413,8 @@ def label_next(
     rows = [
         {
             "id": each.example.id,
-            text_column: each.example.text,
-            **({} if text_pair_column is None else {text_pair_column: each.example.text_pair}),
+            row_format.text_column: each.example.text,
+            **({} if row_format.text_pair_column is None else {row_format.text_pair_column: each.example.text_pair}),
             "label": None,
             "predicted": each.predicted,
             "margin": round(each.margin, 4),
@@ -425,6 +427,13 @@ def label_next(
     else:
         publish_file(out, content.encode())
         print(f"{counted(len(rows), 'text')}: {out}")
+
+
+def _texts_format(model: Path, text: str | None, pair: str | None, id_column: str | None = None) -> RowFormat:
+    """Return the columns of texts without labels: those that are given, for None those that the model in a folder was trained on."""
+    from cramlm.inference.folders import columns_of
+
+    return replace(columns_of(model, text, pair), label_column=None, id_column=id_column, ids="any")
 
 
 def with_columns(row: Mapping[str, Any]) -> dict[str, Any]:

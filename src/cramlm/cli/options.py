@@ -234,6 +234,20 @@ IdColumn = Annotated[
 ]
 TextColumn = Annotated[str, typer.Option("--text-column", metavar="NAME", help="Column that holds the text.", rich_help_panel=COLUMNS)]
 LabelColumn = Annotated[str, typer.Option("--label-column", metavar="NAME", help="Column that holds the label.", rich_help_panel=COLUMNS)]
+ModelTextColumn = Annotated[
+    str | None,
+    typer.Option("--text-column", metavar="NAME", help="Column that holds the text (default: as in training).", rich_help_panel=COLUMNS),
+]
+ModelLabelColumn = Annotated[
+    str | None,
+    typer.Option("--label-column", metavar="NAME", help="Column that holds the label (default: as in training).", rich_help_panel=COLUMNS),
+]
+ModelPairColumn = Annotated[
+    str | None,
+    typer.Option(
+        "--text-pair-column", metavar="NAME", help="Column of the second text (default: as in training).", rich_help_panel=COLUMNS
+    ),
+]
 OptionalTextColumn = Annotated[
     str | None, typer.Option("--text-column", metavar="NAME", help="Column that holds the text (default: text).", rich_help_panel=COLUMNS)
 ]

@@ -20,14 +20,14 @@ from typing import Any, Final, TypeAlias
 
 from cramlm.errors import UsageError, counted
 from cramlm.export.card import file_name, model_card
+from cramlm.inference.base import PROVENANCE_FILE, SETTINGS_FILE, are_pairs
 from cramlm.inference.folders import model_of
-from cramlm.inference.onnx import SETTINGS_FILE
 from cramlm.io.paths import remote_faults
 from cramlm.records import Emit, Event, silent
 from cramlm.storage.artifacts import MANIFEST, open_artifact, verify
 
 STAGE: Final = "push"
-_CARD, _PROVENANCE = "README.md", "provenance.json"
+_CARD: Final = "README.md"
 _REPOSITORY: Final = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -61,11 +61,11 @@ def push_model(
     artifact = open_artifact(folder, kind="onnx" if (folder / SETTINGS_FILE).is_file() else "export")
     prefix = "" if artifact.kind == "export" else f"{folder.name}/"
     contents: dict[str, bytes | str] = {prefix + name: str(folder / name) for name in artifact.files}
-    if _PROVENANCE in contents:
-        facts = published(json.loads((folder / _PROVENANCE).read_bytes()))
+    if PROVENANCE_FILE in contents:
+        facts = published(json.loads((folder / PROVENANCE_FILE).read_bytes()))
         card = model_card(facts, repository=repository, license_id=license_id, language=language)
         contents[_CARD] = card.encode()
-        contents[_PROVENANCE] = (json.dumps(facts, indent=1, ensure_ascii=False) + "\n").encode()
+        contents[PROVENANCE_FILE] = (json.dumps(facts, indent=1, ensure_ascii=False) + "\n").encode()
     size = sum(file["bytes"] for file in artifact.files.values())
     emit(Event("start", STAGE, f"{counted(len(contents), 'file')}, {size / 1e6:.1f} MB to {repository}"))
     with remote_faults(f"hf://{repository}", instead=""):
@@ -127,7 +127,7 @@ def published(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return the published part of `facts`, the content of a provenance.json."""
     public = _filter(facts, PUBLISHED)
     assert isinstance(public, dict)
-    return public
+    return public | {"pairs": are_pairs(facts)}
 
 
 def _filter(value: Any, rule: Rule) -> Any:

@@ -30,9 +30,10 @@ from torch import Tensor, nn
 from cramlm.errors import ArtifactError, EnvironmentFault, UsageError, counted
 from cramlm.evaluation.confidence import CONFIDENCE_FILE, ConfidenceFile
 from cramlm.evaluation.evaluate import predict_logits, sequences_of
+from cramlm.inference.base import SETTINGS_FILE, are_pairs, facts_of
 from cramlm.inference.combined import COMBINATION_FOLDER, CombinedModels, has_combination
 from cramlm.inference.folders import model_of
-from cramlm.inference.onnx import GRAPH_FILE, SETTINGS_FILE, OnnxPredictor
+from cramlm.inference.onnx import GRAPH_FILE, OnnxPredictor
 from cramlm.inference.predictor import folder_of_form, refuse_other_kinds, texts_for_check
 from cramlm.linear.files import is_linear
 from cramlm.model.huggingface.folder import LoadedModel, load_classifier
@@ -42,7 +43,7 @@ from cramlm.records import Emit, Event, Example, FloatArray, silent
 from cramlm.storage.artifacts import Artifact, hash_file, hash_json, refuse_foreign, stage
 
 KIND = "onnx"
-CODE_FORMAT = 1  # raise it when the same model would give another folder
+CODE_FORMAT = 2  # raise it when the same model would give another folder
 LARGEST_DIFFERENCE = 1e-4
 MOST_TEXTS = 200
 _COPIED = ("tokenizer.json", "tokenizer_config.json", "config.json")
@@ -111,6 +112,7 @@ def export_onnx(
             "max_length": loaded.max_length,
             "pad_id": loaded.tokenizer.pad_id,
             "weights": "fp32",
+            "pairs": are_pairs(facts_of(folder)),
             "checked_texts": len(probes),
             "versions": {package: importlib.metadata.version(package) for package in ("cramlm", "torch", *_PACKAGES)},
         }

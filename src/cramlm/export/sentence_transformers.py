@@ -62,6 +62,7 @@ def export_sentence_encoder(
     probes = [example.text for example in texts_for_check(path, texts, of="its vectors", limit=MOST_TEXTS)]
     target = out or folder_of_form(path, KIND)
     predictor = Predictor.load_encoder(folder)
+    predictor.trained_on_pairs = None  # a sentence encoder reads each text of a pair alone
 
     def write(temporary: Path) -> None:
         emit(Event("start", KIND))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 from cramlm.errors import DataError, UsageError
 from cramlm.records import AnyPrediction, Example, FloatArray, IntArray, SelectivePrediction, TaskKind
+from cramlm.storage.locks import damage_named
 
 if TYPE_CHECKING:
     from cramlm.evaluation.confidence import Confidence
@@ -20,6 +23,7 @@ STREAM_BATCH = 1024
 class BasePredictor(ABC):
     """A loaded model. labels: in the order of the outputs. A subclass computes the outputs of texts, and finds their words.
 
+    trained_on_pairs: True if every text needs a pair, False if none may have one, None if the model's folder does not say.
     max_length: tokens of its input, special ones included; `UNCUT` (model/tokenizer.py) if it reads whole texts. confidence: of its
     predictions; None if its folder has no confidence.json. without_embeddings: why a kind of model has no `embeddings`.
     """
@@ -27,6 +31,7 @@ class BasePredictor(ABC):
     labels: tuple[str, ...]
     kind: TaskKind
     max_length: int
+    trained_on_pairs: bool | None = None
     confidence: Confidence | None = None
     without_embeddings: str = "this model has no text vectors"
 
@@ -55,7 +60,8 @@ class BasePredictor(ABC):
         model a `LabelsPrediction`; of a regression a `NumberPrediction`.
 
         Raises:
-            UsageError: if `texts` is one string, or `pairs` has another length. DataError: if a text is not a string.
+            UsageError: if `texts` is one string, or `pairs` has another length, or is not what the model was trained on. DataError: if a
+            text is not a string.
         """
         from cramlm.evaluation.kinds import KINDS
 
@@ -184,19 +190,47 @@ class EncoderPredictor(BasePredictor):
 
 
 _END = object()
+PROVENANCE_FILE: Final = "provenance.json"
+SETTINGS_FILE: Final = "onnx.json"
 
 
-def check_texts(texts: Sequence[str], pairs: Sequence[str | None] | None) -> None:
-    """Check that texts (and pairs) are lists of strings of equal length.
+def facts_of(folder: Path) -> dict[str, Any]:
+    """Return what a model folder says of its training: its provenance, or the settings of an ONNX folder; nothing if it has neither.
 
     Raises:
-        UsageError: if `texts` is one string, or `pairs` has another length. DataError: if a text is not a string.
+        ArtifactError: if the file is damaged.
+    """
+    path = next((folder / name for name in (PROVENANCE_FILE, SETTINGS_FILE) if (folder / name).is_file()), None)
+    if path is None:
+        return {}
+    with damage_named(path, "export the model again"):
+        return dict(json.loads(path.read_bytes()))
+
+
+def are_pairs(facts: Mapping[str, Any]) -> bool | None:
+    """Return True if a model with these facts was trained on pairs of texts, None if they do not say."""
+    if "pairs" in facts:  # of an ONNX folder, and of a model on the Hub, where names of columns are not published
+        return None if facts["pairs"] is None else bool(facts["pairs"])
+    task = (facts.get("config") or {}).get("task") or {}
+    return task["text_pair_column"] is not None if "text_pair_column" in task else None
+
+
+def check_texts(texts: Sequence[str], pairs: Sequence[str | None] | None, *, trained_on_pairs: bool | None) -> None:
+    """Check that texts (and pairs) are lists of strings of equal length, and that there are pairs if the model was trained on them.
+
+    Raises:
+        UsageError: if `texts` is one string, or `pairs` has another length, or is not what the model was trained on. DataError: if a text
+        is not a string.
     """
     refuse_one_string(texts, pairs)
     if pairs is not None and len(pairs) != len(texts):
         raise UsageError(f"{len(texts)} texts but {len(pairs)} pairs; give one for each text (None where there is none)")
     _check_strings("text", texts)
     _check_strings("pair", [pair for pair in pairs or () if pair is not None])
+    if trained_on_pairs is True and texts and (pairs is None or None in pairs):
+        raise UsageError("this model was trained on pairs of texts; pass the second text of each: pairs (--text-pair-column)")
+    if trained_on_pairs is False and any(pair is not None for pair in pairs or ()):
+        raise UsageError("this model was trained on single texts; leave out the second ones: pairs (--text-pair-column)")
 
 
 def check_threshold(below: float) -> None:

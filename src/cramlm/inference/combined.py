@@ -19,7 +19,7 @@ from cramlm.errors import ArtifactError, UsageError
 from cramlm.evaluation.combination import COMBINATION_FILE, ENCODER, Combination
 from cramlm.evaluation.confidence import Confidence, load_confidence
 from cramlm.evaluation.kinds import KINDS
-from cramlm.inference.base import BasePredictor, EncoderPredictor
+from cramlm.inference.base import BasePredictor, EncoderPredictor, are_pairs, facts_of
 from cramlm.linear.files import MODEL_FILE, WEIGHTS_FILE, is_linear
 from cramlm.model.tokenizer import TOKENIZER_FILE
 from cramlm.records import COMBINED, BoolArray, FloatArray, IntArray, TaskKind
@@ -115,6 +115,7 @@ class CombinedPredictor(BasePredictor):
         self.labels: tuple[str, ...] = encoder.labels
         self.max_length = encoder.max_length
         self.confidence = load_confidence(origin, COMBINED)
+        self.trained_on_pairs = encoder.trained_on_pairs
 
     def outputs(self, texts: Sequence[str], pairs: Sequence[str | None] | None) -> FloatArray:
         return self.compute(texts, pairs)[0] if self.models.needs_encoder else self.models.probabilities(None, texts, pairs)
@@ -196,4 +197,5 @@ def _load_part(folder: Path, name: str) -> LinearPredictor:
     check_files(folder, [f"{part}/{file}" for file in (MODEL_FILE, WEIGHTS_FILE, TOKENIZER_FILE)])
     predictor = LinearPredictor.load(folder / part)
     predictor.confidence = load_confidence(folder, name)
+    predictor.trained_on_pairs = are_pairs(facts_of(folder))
     return predictor

@@ -14,9 +14,11 @@ from __future__ import annotations
 import shlex
 from collections.abc import Collection
 from pathlib import Path
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
+from cramlm.data.task import RowFormat
 from cramlm.errors import ArtifactError
+from cramlm.inference.base import facts_of
 from cramlm.inference.onnx import GRAPH_FILE
 from cramlm.linear.files import is_linear
 from cramlm.model.huggingface.config import CONFIG_FILE, read_json
@@ -68,6 +70,24 @@ def run_of(path: Path) -> Path | None:
     folder = path.resolve()
     run = next((candidate for candidate in (folder, *folder.parents[:_DEPTH]) if (candidate / CONFIG).is_file()), None)
     return run.relative_to(Path.cwd()) if run is not None and not path.is_absolute() and run.is_relative_to(Path.cwd()) else run
+
+
+def columns_of(
+    model: Path, text: str | None = None, text_pair: str | None = None, label: str | None = None, separator: str | None = None
+) -> RowFormat:
+    """Return the columns to read for a model: those that are given; for None those of the files that it was trained on, or the default
+    ones if neither its folder nor its run names them.
+
+    Raises:
+        ArtifactError: if the provenance of the model is damaged.
+    """
+    run = run_of(model)
+    folders = (model, *([] if run is None else [run / EXPORT]))
+    tasks = [(facts_of(folder).get("config") or {}).get("task") or {} for folder in folders]
+    trained = next((task for task in tasks if "text_column" in task), {})
+    given = {"text_column": text, "text_pair_column": text_pair, "label_column": label, "label_separator": separator}
+    values: dict[str, Any] = {name: trained.get(name) if value is None else value for name, value in given.items()}
+    return RowFormat(**{name: value for name, value in values.items() if value is not None})
 
 
 def run_at(path: Path, command: str) -> Path:

@@ -24,6 +24,7 @@ from cramlm.data.task import texts_of_labels
 from cramlm.data.validation import Finding, LabelledFile
 from cramlm.errors import UsageError, brief
 from cramlm.evaluation.kinds import check_labels, require_single_label
+from cramlm.inference.base import are_pairs, check_texts, facts_of
 from cramlm.inference.combined import COMBINATION_FOLDER
 from cramlm.inference.folders import model_of, run_of
 from cramlm.inference.predictor import task_of
@@ -73,6 +74,8 @@ def find_suspicious_rows(path: Path, train: LabelledFile, *, emit: Emit = silent
     """
     require_single_label(train.kind, "check --model", "leave out --model")
     folder = model_of(path)
+    pairs = [row.text_pair for row in train.examples]
+    check_texts([row.text for row in train.examples], pairs, trained_on_pairs=are_pairs(facts_of(folder)))
     run, task = run_of(folder), task_of(folder)
     if task is not None:
         require_single_label(task.kind, "check --model", "leave out --model")

@@ -10,7 +10,7 @@ import numpy as np
 
 from cramlm.evaluation.confidence import load_confidence
 from cramlm.evaluation.kinds import KINDS
-from cramlm.inference.base import BasePredictor, check_texts
+from cramlm.inference.base import BasePredictor, are_pairs, check_texts, facts_of
 from cramlm.linear.files import MODEL_FILE, WEIGHTS_FILE
 from cramlm.linear.model import LinearModel
 from cramlm.linear.word_vectors import TENSORS_FILE, WORDS_FILE
@@ -43,6 +43,7 @@ class LinearPredictor(BasePredictor):
         check_files(Path(folder), (MODEL_FILE, WEIGHTS_FILE, WORDS_FILE, TENSORS_FILE))
         predictor = cls(LinearModel.load(Path(folder)))
         predictor.confidence = load_confidence(Path(folder))
+        predictor.trained_on_pairs = are_pairs(facts_of(Path(folder)))
         return predictor
 
     def outputs(self, texts: Sequence[str], pairs: Sequence[str | None] | None) -> FloatArray:
@@ -50,7 +51,7 @@ class LinearPredictor(BasePredictor):
 
     def logits(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> FloatArray:
         """Adjusted logits, float32 (n, labels), in the order given."""
-        check_texts(texts, pairs)
+        check_texts(texts, pairs, trained_on_pairs=self.trained_on_pairs)
         return self.model.logits(whole_texts(texts, pairs))
 
     def whole_lengths(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> IntArray:
@@ -59,7 +60,7 @@ class LinearPredictor(BasePredictor):
 
     def embeddings(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> FloatArray:
         """The averaged word vectors of `static`; the other linear models have none."""
-        check_texts(texts, pairs)
+        check_texts(texts, pairs, trained_on_pairs=self.trained_on_pairs)
         vectors = self.model.vectors
         return super().embeddings(texts, pairs) if vectors is None else vectors.of(whole_texts(texts, pairs))
 

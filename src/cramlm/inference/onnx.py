@@ -20,14 +20,13 @@ import numpy as np
 
 from cramlm.errors import ArtifactError, DataError, DivergedError, EnvironmentFault
 from cramlm.evaluation.confidence import load_confidence
-from cramlm.inference.base import EncoderPredictor, check_texts
+from cramlm.inference.base import SETTINGS_FILE, EncoderPredictor, are_pairs, check_texts, facts_of
 from cramlm.records import AnyPrediction, FloatArray, IntArray, Prediction, TaskKind
 from cramlm.storage.arrays import groups_by_length
 from cramlm.storage.artifacts import check_files
 from cramlm.storage.locks import raise_if_refused
 
 GRAPH_FILE = "model.onnx"
-SETTINGS_FILE = "onnx.json"
 TOKENIZER_FILE = "tokenizer.json"
 BATCH_TOKENS = 8192
 _CHUNK = 1024  # texts tokenized at a time
@@ -92,6 +91,7 @@ class OnnxPredictor(EncoderPredictor):
         tokenizer.no_padding()
         predictor = cls(session, tokenizer, settings)
         predictor.confidence = load_confidence(folder, "encoder")
+        predictor.trained_on_pairs = are_pairs(facts_of(folder))
         return predictor
 
     def compute(self, texts: Sequence[str], pairs: Sequence[str | None] | None) -> tuple[FloatArray, IntArray]:
@@ -114,7 +114,7 @@ class OnnxPredictor(EncoderPredictor):
         return self._compute(texts, pairs)[0]
 
     def _compute(self, texts: Sequence[str], pairs: Sequence[str | None] | None) -> tuple[FloatArray, IntArray]:
-        check_texts(texts, pairs)
+        check_texts(texts, pairs, trained_on_pairs=self.trained_on_pairs)
         sequences = self._sequences(self._tokenizer, texts, pairs)
         logits = np.empty((len(sequences), len(self.labels)), dtype=np.float32)
         lengths = np.array([len(sequence) for sequence in sequences], dtype=np.int64)

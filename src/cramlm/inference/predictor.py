@@ -19,7 +19,7 @@ from cramlm.errors import UsageError
 from cramlm.evaluation.combination import ENCODER
 from cramlm.evaluation.confidence import Confidence, load_confidence, usable_confidence
 from cramlm.evaluation.kinds import AnyScores, require_single_label
-from cramlm.inference.base import EncoderPredictor, check_texts
+from cramlm.inference.base import EncoderPredictor, are_pairs, check_texts, facts_of
 from cramlm.inference.combined import CombinedModels, CombinedPredictor, ModelPart, confidence_in, has_combination, load_linear
 from cramlm.inference.folders import model_of, run_of
 from cramlm.linear.files import is_linear
@@ -85,6 +85,7 @@ class Predictor(EncoderPredictor):
         loaded.model.to(resolve_device(device))
         predictor = cls(loaded, precision=precision)
         predictor.confidence = load_confidence(Path(folder), ENCODER)
+        predictor.trained_on_pairs = are_pairs(facts_of(Path(folder)))
         return predictor
 
     @property
@@ -121,7 +122,7 @@ class Predictor(EncoderPredictor):
         """The input of each text; with a prompt one for each of its patterns."""
         from cramlm.evaluation.evaluate import sequences_of_texts
 
-        check_texts(texts, pairs)
+        check_texts(texts, pairs, trained_on_pairs=self.trained_on_pairs)
         self._check_pairs(pairs)
         return sequences_of_texts(self._loaded.tokenizer, texts, pairs, max_length=max_length, prompt=self._loaded.model.prompt)
 
@@ -159,7 +160,9 @@ class Predictor(EncoderPredictor):
         """As `BasePredictor.score`; at precision "auto" all texts are computed in bf16 where the hardware supports it."""
         from cramlm.evaluation.evaluate import evaluate_examples
 
-        self._check_pairs([example.text_pair for example in examples])
+        pairs = [example.text_pair for example in examples]
+        check_texts([example.text for example in examples], pairs, trained_on_pairs=self.trained_on_pairs)
+        self._check_pairs(pairs)
         loaded = self._loaded
         scores, _ = evaluate_examples(
             loaded.model, loaded.tokenizer, examples, self.labels, max_length=self.max_length, precision=self._precision

@@ -80,7 +80,7 @@ class ServedModel:
         """Compute the outputs of texts.
 
         Raises:
-            UsageError: if the model does not read pairs. DivergedError: if a logit is not finite.
+            UsageError: if the model does not read pairs, or nothing else. DivergedError: if a logit is not finite.
         """
         probabilities, lengths = self.predictor.compute(texts, pairs)
         full = np.flatnonzero(lengths == self.max_length).tolist()
@@ -111,7 +111,8 @@ def load_model(
     if abstain_below is not None:
         abstention = Abstention(usable_confidence(confidence_in(folder, model_part), predictor.labels), abstain_below)
     model = ServedModel(predictor, abstention)
-    model.compute(["warm up"], [None])  # the first call is slow, and fails if the model is broken
+    pair = "second text" if predictor.trained_on_pairs else None
+    model.compute(["warm up"], [pair])  # the first call is slow, and fails if the model is broken
     return model
 
 
