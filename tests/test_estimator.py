@@ -148,6 +148,21 @@ def test_a_pickle_contains_the_path_of_the_run_and_no_weights(fitted: CramClassi
     np.testing.assert_array_equal(again.predict(data.X_test), fitted.predict(data.X_test))
 
 
+def test_a_run_in_a_relative_folder_is_found_from_another_working_directory(
+    data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    classifier = tiny(recipe="tfidf", settings={"threads": 1}, out="runs", store=tmp_path / "store").fit(data.X, data.y)
+    content = pickle.dumps(classifier)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    again = pickle.loads(content)
+    np.testing.assert_array_equal(again.predict(data.X_test), classifier.predict(data.X_test))
+    assert again.get_params() == classifier.get_params()
+    classifier.save("saved")
+    assert Predictor.load("saved").labels == ("10", "9")
+
+
 def test_a_temporary_run_cannot_be_pickled_and_is_deleted_with_its_estimator(data: Data) -> None:
     classifier = tiny(settings=SHORT).fit(data.X, data.y)
     folder = classifier.run_.path

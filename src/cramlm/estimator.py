@@ -16,6 +16,7 @@ import tempfile
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -116,6 +117,7 @@ class CramClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
             wait_while_locked(write_inputs, stage="run", emit=emit)
         config = self._config(str(train), [str(more)] if further else [])
         run = self._run(config, folder)
+        run = replace(run, path=run.path.absolute())  # so that the model is found after a change of the working directory
         self.classes_, self.run_, self._scratch = classes, run, scratch
         self._open()
         return self
