@@ -47,8 +47,8 @@ def test_values_of_a_setting_are_compared_and_finished_runs_are_not_repeated_aft
     found = compare(grid, out=tmp_path / "out", store=tmp_path / "store")
     assert [(row.arm, row.is_baseline) for row in found.rows] == [("phases[0].steps=1", False), ("phases[0].steps=2", False)]
     assert found.pairs[0].seeds == 1
-    tokenizers = [cell.folder / "tokenizer/tokenizer.json" for cell in cells_of(grid, tmp_path / "out")]
-    assert tokenizers[0].samefile(tokenizers[1])
+    tokens = [cell.folder / "tokens/task-ids.npy" for cell in cells_of(grid, tmp_path / "out")]
+    assert tokens[0].samefile(tokens[1])
     (tmp_path / "out").rename(tmp_path / "elsewhere")
     seen: list[Event] = []
     again = compare(grid, out=tmp_path / "elsewhere", store=tmp_path / "store", emit=seen.append)
@@ -289,7 +289,7 @@ def test_the_table_and_the_paired_tests_include_all_linear_models_and_arms_that_
     assert found.rows[2].passages > 0 == found.rows[0].passages
     assert found.rows[2].paper_flops > found.rows[0].paper_flops > 0
     runs = tmp_path / "out/runs/all"
-    for file in ("baseline/linear.json", "static/linear.json", "embedding/embedding.npy", "tokenizer/tokenizer.json"):
+    for file in ("baseline/linear.safetensors", "static/linear.safetensors", "embedding/embedding.npy", "tokens/task-ids.npy"):
         assert (runs / "raw/1" / file).samefile(runs / "bad/1" / file), "arms with equal settings share it"
     assert json.loads((tmp_path / "out/results.json").read_bytes())["rows"][0]["arm"] == "alone"
     assert (tmp_path / "out/table.md").read_text("utf-8") == found.table

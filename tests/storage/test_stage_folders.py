@@ -133,10 +133,11 @@ class Runs:
         def write(folder: Path) -> None:
             self.made.append(name)
             (folder / "sub").mkdir()
-            (folder / "sub" / "numbers.txt").write_text(str(value) * 1000, "utf-8")
+            (folder / "sub" / "numbers.bin").write_text(str(value) * 1000, "utf-8")
+            (folder / "note.json").write_text(str(value), "utf-8")
 
         path = stage(self.folder / name / kind, kind=kind, key={"value": value}, write=write, emit=self.events.append).path
-        assert (path / "sub" / "numbers.txt").read_text("utf-8") == str(value) * 1000
+        assert (path / "sub" / "numbers.bin").read_text("utf-8") == str(value) * 1000
         return path
 
     def stored(self) -> list[Path]:
@@ -160,8 +161,18 @@ def test_runs_with_a_pool_make_an_equal_stage_once_and_count_its_time_each(runs:
     assert runs.made == ["one", "one", "two", "three", "three"]
     assert borrowed["two"] > 0 == borrowed["one"] == borrowed["three"]
     assert borrowed_seconds() == 0
-    assert (tmp_path / "one/words/sub/numbers.txt").samefile(tmp_path / "two/words/sub/numbers.txt")
+    assert (tmp_path / "one/words/sub/numbers.bin").samefile(tmp_path / "two/words/sub/numbers.bin")
     assert verify(tmp_path) == 8
+
+
+def test_a_text_file_edited_in_place_and_a_deleted_file_change_no_other_run(runs: Runs, tmp_path: Path) -> None:
+    with pooled(pool_in(tmp_path)):
+        folders = [runs.run(name, 1) for name in ("one", "two", "three")]
+        (folders[0] / "note.json").write_text("9")
+        (folders[1] / "sub" / "numbers.bin").unlink()
+        assert verify(folders[2]) == verify(tmp_path / "pool") == 1
+        runs.run("four", 1)
+    assert runs.made == ["one"]
 
 
 def test_inside_a_pool_another_one_is_ignored(tmp_path: Path) -> None:
@@ -176,7 +187,7 @@ def test_a_pool_shares_nothing_between_different_environments(runs: Runs, tmp_pa
     assert runs.made == ["one", "two"]
 
 
-@pytest.mark.parametrize(("file", "small"), [("sub/numbers.txt", 1 << 20), ("sub/numbers.txt", 10), ("manifest.json", 1 << 20)])
+@pytest.mark.parametrize(("file", "small"), [("sub/numbers.bin", 1 << 20), ("sub/numbers.bin", 10), ("manifest.json", 1 << 20)])
 def test_a_damaged_stage_of_a_pool_is_named_and_built_again(
     file: str, small: int, runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,6 +46,7 @@ from cramlm.storage.locks import (
 MANIFEST = "manifest.json"
 FORMAT = 1
 SMALL_FILE = 1 << 20  # bytes; hashes of files up to this size are checked whenever the folder is opened
+_EDITABLE: Final = (".json", ".jsonl", ".txt")  # endings of files that are text
 _POOL: Final[ContextVar[StagePool | None]] = ContextVar("pool", default=None)
 _CONFIRM: Final[ContextVar[Callable[[Artifact], None] | None]] = ContextVar("confirm", default=None)
 _CHECKING: Final[ContextVar[bool]] = ContextVar("checking", default=False)
@@ -323,7 +324,7 @@ def shared_stage(target: Path, *, kind: str, key: Mapping[str, Any], write: Call
 
 @dataclass(slots=True)
 class StagePool:
-    """Stages that runs share: the first run that needs a stage builds it here, the others link its files (or copy them, to another disk).
+    """Stages that runs share: the first run that needs a stage builds it here, the others link its files (or copy them: `_link_files`).
 
     folder: NAME/ of every stage, NAME.json with its build time. kinds: of the stages that are shared. environment: what results depend on
     besides the key, such as versions of libraries. most_bytes: size of the folder; stages that were not used for the longest time are
@@ -418,10 +419,13 @@ def _cost_of(entry: Path) -> Path:
 
 
 def _link_files(artifact: Artifact, folder: Path) -> None:
+    """Link the files into a folder, but copy text, about 1 of 50 MB: an editor that writes in place would change it in all runs. Deleting
+    or replacing a link leaves the others.
+    """
     for file in artifact.files:
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
         try:
-            os.link(artifact.path / file, folder / file)
+            (shutil.copyfile if file.endswith(_EDITABLE) else os.link)(artifact.path / file, folder / file)
         except OSError:  # another disk, or a file system without hard links
             shutil.copyfile(artifact.path / file, folder / file)
 
