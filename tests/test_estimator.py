@@ -260,6 +260,7 @@ def test_bad_input_is_refused_with_its_index_before_anything_is_written(change: 
         ({"recipe": "tlm"}, "the recipe tlm retrieves from raw text; pass corpus="),
         ({"dev_fraction": 0.9}, "dev_fraction"),
         ({"settings": {"encoder.depth": 3}}, "encoder.depth"),
+        ({"settings": {"encoder.layers": {2}}}, "'encoder.layers'. is {2}, not a number"),
         ({"budget": "soon"}, "budget 'soon' is neither a positive time"),
     ],
 )
@@ -267,6 +268,17 @@ def test_parameters_are_validated_by_fit(changes: dict[str, Any], message: str, 
     with pytest.raises(CramError, match=message):
         tiny(**{"out": tmp_path / "runs", **changes}).fit(TEXTS, [0, 1, 0, 1])
     assert not (tmp_path / "runs").exists()
+
+
+def test_parameters_may_be_numpy_numbers_and_paths(data: Data, tmp_path: Path) -> None:
+    """Samplers of random searches return NumPy numbers."""
+    plain = {"recipe": "tfidf", "seed": 3, "dev_fraction": 0.25, "settings": {"threads": 1, "baseline.c": [1.0, 3.0]}}
+    numpy = plain | {"seed": np.int64(3), "dev_fraction": np.float32(0.25)}
+    numpy["settings"] = {"threads": np.int64(1), "baseline.c": np.array([1.0, 3.0])}
+    runs = [CramClassifier(out=tmp_path / "runs", **each).fit(data.X, data.y).run_.path for each in (plain, numpy)]
+    assert runs[0] == runs[1]
+    with pytest.raises(CramError, match="no-such-model"):
+        tiny(recipe="plm", init=tmp_path / "no-such-model").fit(data.X, data.y)
 
 
 def test_fit_waits_while_another_process_builds_the_same_run(data: Data, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
-from cramlm.errors import DataError, UsageError
+from cramlm.errors import DataError, UsageError, brief
 from cramlm.records import FloatArray, silent
 from cramlm.storage.artifacts import hash_json, open_artifact, publish, publish_file, refuse_foreign
 from cramlm.storage.locks import lock, wait_while_locked
@@ -218,7 +218,7 @@ class CramClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
 
     def _inputs(self) -> dict[str, Any]:
         """Return the parameters that affect the model, as plain data."""
-        values = {name: value for name, value in self.get_params(deep=False).items() if name not in ("out", "store", "verbose")}
+        values = {name: _plain(value) for name, value in self.get_params(deep=False).items() if name not in ("out", "store", "verbose")}
         further = None if self.unlabelled is None else list(map(str, self.unlabelled))
         return {**values, "corpus": self._corpus_files(), "unlabelled": further, "settings": _overrides(self.settings)}
 
@@ -236,11 +236,11 @@ class CramClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         from cramlm.config.run import apply_overrides, load_config
         from cramlm.evaluation.kinds import require_single_label
 
-        corpus, overrides = self._corpus_files(), _overrides(self.settings)
-        arguments: dict[str, Any] = {"train": train, "budget": self.budget, "seed": self.seed, "dev_fraction": self.dev_fraction}
+        inputs = self._inputs()
+        arguments = {name: inputs[name] for name in ("corpus", "init", "budget", "seed", "dev_fraction")} | {"train": train}
         arguments |= {"unlabelled": unlabelled} if unlabelled else {}
-        arguments |= {"corpus": corpus, "init": None if self.init is None else str(self.init)}
-        data = recipe_data(self.recipe or ("tlm" if corpus else "labels-only"), arguments, overrides)
+        overrides = inputs["settings"]
+        data = recipe_data(self.recipe or ("tlm" if inputs["corpus"] else "labels-only"), arguments, overrides)
         config = load_config(apply_overrides(data, overrides), origin="CramClassifier")
         require_single_label(config.task.kind, "CramClassifier", "use cramlm.fit, or the command, with files")
         return config
@@ -331,8 +331,27 @@ def _names(classes: npt.NDArray[Any]) -> list[str]:
 
 
 def _overrides(settings: Mapping[str, Any] | None) -> list[str]:
-    """Return settings in the form of `--set`; scalars and lists of JSON are valid TOML."""
-    return [f"{key}={'none' if value is None else json.dumps(value)}" for key, value in (settings or {}).items()]
+    """Return settings in the form of `--set`; scalars and lists of JSON are valid TOML.
+
+    Raises:
+        UsageError: if a value is none of JSON.
+    """
+    values = {}
+    for key, value in (settings or {}).items():
+        try:
+            values[key] = "none" if value is None else json.dumps(value, default=_plain)
+        except (TypeError, ValueError) as error:  # also of `_plain`, which returns other objects unchanged
+            raise UsageError(
+                f"settings[{key!r}] is {brief(value)}, not a number, text or list; `cramlm config` prints every setting"
+            ) from error
+    return [f"{key}={value}" for key, value in values.items()]
+
+
+def _plain(value: Any) -> Any:
+    """Return NumPy's numbers and arrays, which samplers of parameters return, and paths as JSON values; all else unchanged."""
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    return str(value) if isinstance(value, Path) else value
 
 
 def _events(verbose: bool) -> Any:
