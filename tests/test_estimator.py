@@ -260,7 +260,7 @@ def test_bad_input_is_refused_with_its_index_before_anything_is_written(change: 
         ({"recipe": "tlm"}, "the recipe tlm retrieves from raw text; pass corpus="),
         ({"dev_fraction": 0.9}, "dev_fraction"),
         ({"settings": {"encoder.depth": 3}}, "encoder.depth"),
-        ({"settings": {"encoder.layers": {2}}}, "'encoder.layers'. is {2}, not a number"),
+        ({"settings": {"encoder.layers": {2}}}, r"'encoder.layers'. is \{2\}, not a number"),
         ({"budget": "soon"}, "budget 'soon' is neither a positive time"),
     ],
 )
