@@ -35,7 +35,7 @@ from cramlm.planning.budget import (
     plan_selection,
     row_length,
 )
-from cramlm.planning.cost import CostForecast, Machine, TextSizes, check_resources, forecast_cost
+from cramlm.planning.cost import CostForecast, Machine, TextSizes, beyond_budget, check_resources, forecast_cost
 from cramlm.planning.plan import forecast_runs
 from cramlm.planning.speed import Measurement
 from cramlm.recipes import RECIPES, finetune_phase, joint_phase, tlm
@@ -157,7 +157,7 @@ def test_the_minimum_amount_can_be_planned_at_any_cost_of_a_dev_evaluation(phase
     planned = plan_phases(phases, sizes=sizes, speed=speed, amount=least, rows=128)
     assert all((phase.steps or 0) >= MIN_STEPS for phase in planned)
     with pytest.raises(UsageError):
-        plan_phases(phases, sizes=sizes, speed=speed, amount=least / 3, rows=128)
+        plan_phases(phases, sizes=sizes, speed=speed, amount=0.98 * least, rows=128)
 
 
 def test_a_budget_of_operations_gives_the_steps_of_the_time_that_they_take() -> None:
@@ -247,6 +247,18 @@ def test_a_budget_that_is_too_small_is_refused_with_one_that_is_not(too_small: B
         forecast(too_small, quiet, corpus_bytes=10_000_000)
     (named,) = re.findall(r"--budget (\S+) or more", str(refused.value))
     assert all(phase.steps for phase in forecast(parse_budget(named), quiet, corpus_bytes=10_000_000).phases)
+
+
+def test_fixed_steps_that_take_more_than_the_budget_are_a_warning() -> None:
+    quiet, texts = Measurement(1_000.0, 2, 1.0, 1e7, None), TextSizes(Sizes(100, 2, 5000, 5000, 5000, 0), 64, 0)
+    open_steps = tlm(train="", corpus=["corpus.txt"])
+    fixed = open_steps.model_copy(update={"phases": tuple(each.model_copy(update={"steps": 5000}) for each in open_steps.phases)})
+    for config, expected in ((open_steps, False), (fixed, True)):
+        for text in ("10m", "1e13flops"):
+            named, limit = config.model_copy(update={"budget": text}), parse_budget(text)
+            message = beyond_budget(named, limit, forecast_cost(named, limit, texts, Machine(quiet, quiet, 1000)))
+            assert (message is not None) == expected
+            assert message is None or (f"more than its budget of {text}" in message and "joint, finetune" in message)
 
 
 def test_a_time_budget_leaves_out_what_reading_and_counting_the_corpus_takes() -> None:

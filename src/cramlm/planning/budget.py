@@ -151,7 +151,7 @@ def is_open(phase: PhaseConfig) -> bool:
 
 
 def minimum_amount(phases: Sequence[PhaseConfig], sizes: Sizes, speed: Speed) -> float:
-    """The smallest amount with which `plan_phases` succeeds: fixed phases complete, open ones with `MIN_STEPS`."""
+    """The smallest amount, to 1 %, with which `plan_phases` succeeds: fixed phases complete, open ones with `MIN_STEPS`."""
     steps = [MIN_STEPS if is_open(phase) else _fixed_steps(phase, sizes) for phase in phases]
     fixed = sum(_cost(phase, count, sizes, speed) for phase, count in zip(phases, steps, strict=True) if not is_open(phase))
     label_phases = [phase for phase in phases if is_open(phase) and not phase.text_terms]
@@ -160,7 +160,15 @@ def minimum_amount(phases: Sequence[PhaseConfig], sizes: Sizes, speed: Speed) ->
     slack = 1.0 + 1e-6  # against rounding
     for_labels = max((slack * _minimum_cost(phase, sizes, speed) * len(label_phases) / share for phase in label_phases), default=0.0)
     for_text = sum(_minimum_cost(phase, sizes, speed) for phase in text_phases)
-    return fixed + slack * max(for_labels, for_text / (1 - MAX_FINETUNE_SHARE if label_phases else 1.0))
+    too_little, enough = fixed, fixed + slack * max(for_labels, for_text / (1 - MAX_FINETUNE_SHARE if label_phases else 1.0))
+    while enough - too_little > 0.01 * enough:
+        between = (too_little + enough) / 2
+        try:
+            plan_phases(phases, sizes=sizes, speed=speed, amount=between, rows=ROW_LENGTHS[0])
+            enough = between
+        except UsageError:
+            too_little = between
+    return enough
 
 
 def phase_amount(phase: PhaseConfig, sizes: Sizes, speed: Speed) -> float:

@@ -100,6 +100,16 @@ class CostForecast:
         )
 
 
+def beyond_budget(config: RunConfig, limit: Budget, cost: CostForecast) -> str | None:
+    """Return a warning if phases of fixed length make the run exceed its budget by a fifth or more."""
+    fixed = [phase.name for phase in config.phases if not budget.is_open(phase)]
+    planned, allowed = (cost.seconds, limit.seconds) if limit.flops is None else (cost.flops, limit.flops)
+    if not fixed or allowed is None or planned < 1.2 * allowed:
+        return None
+    amount = f"{planned / 60:,.0f} min" if limit.flops is None else f"{planned:.1e} operations"
+    return f"the length of {', '.join(fixed)} is fixed, so the run takes {amount}, more than its budget of {config.budget}"
+
+
 def forecast_cost(
     config: RunConfig,
     limit: Budget,

@@ -36,6 +36,7 @@ from cramlm.planning.cost import (
     CostForecast,
     Machine,
     TextSizes,
+    beyond_budget,
     check_resources,
     estimate_texts,
     finishing_seconds,
@@ -84,6 +85,8 @@ def plan(run: RunContext) -> RunPlan:
         cost = forecast_cost(run.config, run.clock.budget, texts, machine, elapsed=run.clock.elapsed, resident=resident_memory(), peak=peak)
         if run.clock.budget != Budget():
             run.emit(Event("plan", "plan", cost.describe(), data=cost.as_dict()))
+            if (message := beyond_budget(run.config, run.clock.budget, cost)) is not None:
+                run.emit(Event("warning", "plan", message))
             check_resources(cost, memory=_available_memory(device), disk=_free_disk(run.folder, run.store), folder=run.folder)
         chosen = None if cost.retriever is None else cost.retriever.model_dump(mode="json")
         rates_of = {"speed": asdict(machine.speed), "threads": machine.joint.threads}
@@ -197,6 +200,8 @@ def forecast_runs(configs: Sequence[RunConfig], *, emit: Emit) -> list[RunForeca
             texts = replace(TYPICAL_TEXTS, corpus_bytes=_corpus_bytes(config))
         try:
             cost = forecast_cost(config, limit, texts, machines[size], resident=resident_memory())
+            if (message := beyond_budget(config, limit, cost)) is not None:
+                emit(Event("warning", "plan", message))
             planned.append(RunForecast(config, texts, cost))
         except UsageError as error:
             planned.append(RunForecast(config, texts, None, str(error)))
