@@ -57,6 +57,19 @@ def number_task() -> Task:
     return Task(rows[:32], rows[32:40], rows[40:], ("label",), False, kind="regression", scale=Scale())
 
 
+def relation_task() -> Task:
+    """Both entities of a text are the same two; the words between them tell the label, and each word stands elsewhere as often."""
+    generator = random.Random(1)
+    rows = []
+    for number in range(160):
+        label = ("up", "down")[number % 2]
+        inside, outside = ("raises", "lowers") if label == "up" else ("lowers", "raises")
+        verbs = [outside, "<<tin>>", inside, "[[lead]]", outside, inside]
+        text = " ".join(word for verb in verbs for word in (generator.choice(COMMON), verb, generator.choice(COMMON)))
+        rows.append(example(number, text, label))
+    return Task(tuple(rows[:60]), tuple(rows[60:100]), tuple(rows[100:]), ("down", "up"), False)
+
+
 def word_vectors(axes: Mapping[str, int]) -> WordVectors:
     """Vectors of words along an axis each, of equal weights."""
     directions = np.zeros((len(axes), max(axes.values()) + 1), dtype=np.float16)

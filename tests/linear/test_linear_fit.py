@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from linear_fixtures import TOPICS, example, number_task, several_labels_task, topic_task, topics, word_vectors
+from linear_fixtures import TOPICS, example, number_task, relation_task, several_labels_task, topic_task, topics, word_vectors
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from cramlm.config.run import BaselineConfig, TaskConfig
@@ -39,6 +39,16 @@ def score(fitted: LinearFit, task: Task, rows: tuple[Example, ...]) -> Any:
     kind = KINDS[task.kind]
     outputs = kind.outputs(fitted.model.logits([row.whole_text for row in rows]))
     return kind.score([str(row.label) for row in rows], kind.predicted_labels(outputs, task.labels), task.labels, outputs)
+
+
+def test_what_is_said_between_two_marked_entities_is_learned_where_the_words_of_the_whole_text_tell_nothing() -> None:
+    task = relation_task()
+    words, best = (fit(task, variants=variants) for variants in (("words",), ("words", "marked")))
+    assert score(words, task, task.test).metrics["accuracy"] < 0.7
+    assert best.model.tfidf.variant == "marked"
+    assert score(best, task, task.test).metrics["accuracy"] > 0.9
+    swapped = [row.text.replace("<<", "{").replace("[[", "<<").replace("{", "[[") for row in task.test]
+    assert not np.array_equal(best.model.logits(swapped), best.model.logits([row.text for row in task.test]))
 
 
 def without_seconds(fitted: LinearFit) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import safetensors.numpy
-from linear_fixtures import TOPICS, number_task, several_labels_task, topic_task, word_vectors
+from linear_fixtures import TOPICS, number_task, relation_task, several_labels_task, topic_task, word_vectors
 
 from cramlm.errors import ArtifactError, EnvironmentFault
 from cramlm.linear.features import VARIANTS, TextMatrices
@@ -62,7 +62,11 @@ def test_a_loaded_model_gives_the_same_logits_bit_for_bit(static: LinearModel, s
 
 @pytest.mark.parametrize(
     ("variant", "task"),
-    [*((variant, topic_task()) for variant in VARIANTS), ("union", several_labels_task()), ("union", number_task())],
+    [
+        *((variant, relation_task() if variant == "marked" else topic_task()) for variant in VARIANTS),
+        ("union", several_labels_task()),
+        ("union", number_task()),
+    ],
     ids=[*VARIANTS, "multi-label", "regression"],
 )
 def test_every_variant_and_kind_of_task_is_saved_and_loaded(variant: str, task: Task, tmp_path: Path) -> None:
@@ -73,6 +77,32 @@ def test_every_variant_and_kind_of_task_is_saved_and_loaded(variant: str, task: 
     assert loaded.vectors is None
     assert not (tmp_path / WORDS_FILE).exists()
     assert is_linear(tmp_path)
+
+
+def test_a_model_of_marked_texts_is_saved_and_loaded_with_the_vectors_of_their_segments(tmp_path: Path) -> None:
+    task = relation_task()
+    vectors = word_vectors({"raises": 0, "lowers": 1, "tin": 2})
+    model = fit(task, vectors=vectors, variants=("marked",))
+    texts = [*TEXTS, *(row.text for row in task.test)]
+    assert model.tfidf.marks is not None
+    assert model.features(texts).shape[1] == model.tfidf.width + len(vectors.shared) * (1 + len(model.tfidf.marks.kinds))
+    model.save(tmp_path)
+    loaded = LinearModel.load(tmp_path)
+    assert np.array_equal(loaded.logits(texts), model.logits(texts))
+    assert loaded.tfidf.marks == model.tfidf.marks
+    stored = json.loads((tmp_path / MODEL_FILE).read_bytes())["marks"]
+    wrong = [
+        None,
+        {},
+        stored | {"strings": ["<<", "<<"]},
+        stored | {"strings": [""]},
+        stored | {"kinds": [["<<"]]},
+        stored | {"kinds": [[1, 2]]},
+    ]
+    for marks in [*wrong, stored | {"kinds": stored["kinds"][1:]}]:
+        edit_json(tmp_path / MODEL_FILE, marks=marks)
+        with pytest.raises(ArtifactError, match=MODEL_FILE):
+            LinearModel.load(tmp_path)
 
 
 def test_a_text_alone_has_the_logits_that_it_has_among_others_and_in_shared_matrices(static: LinearModel) -> None:

@@ -4,6 +4,7 @@
     tokens       1- and 2-grams of the strings between white space, as written; markup such as `<<` and `[[` is kept
     characters   2- to 5-grams of characters inside words, lower case
     union        tokens and characters side by side, each scaled by sqrt(1/2)
+    marked       tokens, and beside them words and word pairs of the segments between the task's marks (text/marks.py), if it has any
     unigrams     normalized words alone (text/words.py), for naive Bayes
 
 Texts are normalized to Unicode NFC. Weights are those of scikit-learn's `TfidfVectorizer(sublinear_tf=True)`: (1 + ln tf) * idf with
@@ -26,13 +27,14 @@ import numpy as np
 import scipy.sparse
 
 from cramlm.records import FloatArray
+from cramlm.text.marks import Marks
 from cramlm.text.words import segment, word_pattern
 
-Variant: TypeAlias = Literal["words", "tokens", "characters", "union", "unigrams"]
-Terms: TypeAlias = Literal["words", "tokens", "characters", "unigrams"]
+Variant: TypeAlias = Literal["words", "tokens", "characters", "union", "marked", "unigrams"]
+Terms: TypeAlias = Literal["words", "tokens", "characters", "segments", "unigrams"]
 
-VARIANTS: Final[tuple[Variant, ...]] = ("words", "tokens", "characters", "union")
-"""Those that logistic regression chooses from."""
+VARIANTS: Final[tuple[Variant, ...]] = ("words", "tokens", "characters", "union", "marked")
+"""Those that logistic regression chooses from; `marked` only in a task with marks."""
 MAX_FEATURES: Final = 300_000
 MIN_DOCUMENTS: Final = 2
 """Terms in fewer training texts are dropped if there are at least `MANY_TEXTS` training texts."""
@@ -43,6 +45,7 @@ PARTS: Final[Mapping[Variant, tuple[Terms, ...]]] = {
     "tokens": ("tokens",),
     "characters": ("characters",),
     "union": ("tokens", "characters"),
+    "marked": ("tokens", "segments"),
     "unigrams": ("unigrams",),
 }
 """The vocabularies of each variant, in the order of their columns."""
@@ -55,30 +58,35 @@ def normalize(text: str) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Vocabulary:
-    """Terms of one kind in alphabetical order and their inverse document frequencies, float32 (terms,)."""
+    """Terms of one kind in alphabetical order and their inverse document frequencies, float32 (terms,). marks: those between segments."""
 
     kind: Terms
     terms: tuple[str, ...]
     idf: FloatArray
+    marks: Marks | None = None
 
     @classmethod
-    def fit(cls, kind: Terms, texts: Sequence[str], *, limit: int = MAX_FEATURES) -> tuple[Vocabulary, Any]:
-        """Return the vocabulary of texts, at most the `limit` most frequent terms, and the matrix of these texts."""
-        counts, terms = _count(kind, texts, None)
+    def fit(cls, kind: Terms, texts: Sequence[str], marks: Marks | None = None, *, limit: int = MAX_FEATURES) -> tuple[Vocabulary, Any]:
+        """Return the vocabulary of texts, at most the `limit` most frequent terms, and the matrix of these texts.
+
+        marks: needed for segments, ignored otherwise.
+        """
+        marks = marks if kind == "segments" else None
+        counts, terms = _count(kind, texts, None, marks)
         documents = np.bincount(counts.indices, minlength=len(terms))
         kept = np.flatnonzero(documents >= (MIN_DOCUMENTS if len(texts) >= MANY_TEXTS else 1))
         if len(kept) > limit:
             total = np.asarray(counts.sum(axis=0)).ravel()[kept]
             kept = np.sort(kept[np.argsort(-total, kind="stable")[:limit]])
         idf = np.log((1 + len(texts)) / (1 + documents[kept])) + 1
-        vocabulary = cls(kind, tuple(terms[index] for index in kept.tolist()), idf.astype(np.float32))
+        vocabulary = cls(kind, tuple(terms[index] for index in kept.tolist()), idf.astype(np.float32), marks)
         return vocabulary, vocabulary._weigh(counts if len(kept) == len(terms) else counts[:, kept])
 
     def transform(self, texts: Sequence[str]) -> Any:
         """The matrix of texts, scipy CSR float32 (texts, terms); rows have length 1, or 0 if a text has no term of the vocabulary."""
         if not self.terms or not texts:
             return scipy.sparse.csr_matrix((len(texts), len(self.terms)), dtype=np.float32)
-        return self._weigh(_count(self.kind, texts, self._columns)[0])
+        return self._weigh(_count(self.kind, texts, self._columns, self.marks)[0])
 
     @functools.cached_property
     def _columns(self) -> Mapping[str, int]:
@@ -101,7 +109,8 @@ class TextMatrices:
     def of(self, vocabulary: Vocabulary) -> Any:
         """As `Vocabulary.transform`. The matrix must not be changed."""
         for known, matrix in self._known:
-            if known.kind == vocabulary.kind and known.terms == vocabulary.terms and np.array_equal(known.idf, vocabulary.idf):
+            same = (known.kind, known.marks, known.terms) == (vocabulary.kind, vocabulary.marks, vocabulary.terms)
+            if same and np.array_equal(known.idf, vocabulary.idf):
                 return matrix
         matrix = vocabulary.transform(self._texts)
         self._known.append((vocabulary, matrix))
@@ -118,6 +127,11 @@ class Tfidf:
     def transform(self, texts: TextMatrices) -> Any:
         """The matrix of texts, scipy CSR float32 (texts, features)."""
         return join([texts.of(part) for part in self.parts])
+
+    @property
+    def marks(self) -> Marks | None:
+        """The marks that divide texts into segments; None in the other variants."""
+        return next((part.marks for part in self.parts if part.marks is not None), None)
 
     @property
     def width(self) -> int:
@@ -138,8 +152,11 @@ def unit_rows(matrix: Any) -> Any:
     return matrix
 
 
-def _count(kind: Terms, texts: Sequence[str], columns: Mapping[str, int] | None) -> tuple[Any, Sequence[str]]:
+def _count(kind: Terms, texts: Sequence[str], columns: Mapping[str, int] | None, marks: Marks | None = None) -> tuple[Any, Sequence[str]]:
     """Counts of terms, CSR (texts, terms), and the terms in column order. columns: a fixed vocabulary; None = that of the texts."""
+    if kind == "segments":
+        assert marks is not None, "segments lie between marks"
+        return count_terms((_segment_terms(marks, text) for text in texts), columns)
     if kind != "characters":
         return count_terms(map(_TERMS[kind], texts), columns)
     of_words, words = count_terms(map(_lower_tokens, texts), None)
@@ -183,6 +200,16 @@ def _word_terms(text: str) -> list[str]:
 
 def _token_terms(text: str) -> list[str]:
     return _with_pairs(text.split())
+
+
+def _segment_terms(marks: Marks, text: str) -> list[str]:
+    """Words, pairs of words and the number of words of each segment, each with the marks around it."""
+    terms: list[str] = []
+    for between in marks.segments(text):
+        around, count = f"{between.before} … {between.after}", len(between.words)
+        terms += [f"{around} {term}" for term in _with_pairs([word.lower() for word in between.words])]
+        terms.append(f"{around} {min(count // 4 * 4, 12) if count >= 4 else count} words")
+    return terms
 
 
 def _lower_tokens(text: str) -> list[str]:

@@ -8,6 +8,7 @@ best `FINALISTS` on all texts, with growing C while the score grows (successive 
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -25,13 +26,20 @@ from cramlm.linear.model import LinearModel, beside
 from cramlm.linear.solvers import SOLVERS, Coefficients, Coordinates, Fitter, inner_products, on_one_blas_thread
 from cramlm.linear.word_vectors import WordVectors
 from cramlm.records import Emit, Event, FloatArray, IntArray, Task, silent
+from cramlm.text.marks import Marks
 
 VECTOR_WEIGHTS: Final = (0.25, 0.5, 1.0)
 """Lengths of a text vector; the TF-IDF row beside it has length 1 (docs/log.md)."""
 FEW_TEXTS: Final = 1500
 FINALISTS: Final = 3  # combinations of variant, vector weight, scheme and class weights
 MAX_MULTINOMIAL_TEXTS: Final = 12_000  # with more, one-vs-rest alone: the coordinates would take over half a gigabyte
-MAX_CHARACTERS: Final[Mapping[Variant, int]] = {"words": 100_000_000, "tokens": 100_000_000, "characters": 20_000_000, "union": 20_000_000}
+MAX_CHARACTERS: Final[Mapping[Variant, int]] = {
+    "words": 100_000_000,
+    "tokens": 100_000_000,
+    "marked": 100_000_000,
+    "characters": 20_000_000,
+    "union": 20_000_000,
+}
 """If the training texts have more characters together, a sample is fitted that has the same share of every label."""
 _FAR_BELOW: Final = 0.01  # in dev score: a larger C gains less than this on all texts
 _SAMPLE_STREAM: Final = 0x7F1D
@@ -106,24 +114,35 @@ class VariantRows:
 class TaskFeatures:
     """Matrices of a task's training and dev texts by variant; vocabularies are fitted once and shared by the variants."""
 
-    def __init__(self, task: Task, vectors: WordVectors | None, *, seed: int) -> None:
+    def __init__(self, task: Task, vectors: WordVectors | None, *, seed: int, marks: Marks | None = None) -> None:
         whole = [[example.whole_text for example in split] for split in (task.train, task.dev)]
         self._train, self._dev = ([normalize(text) for text in texts] for texts in whole)
         self._strata = SOLVERS[task.kind].strata(SOLVERS[task.kind].targets(task))
         self._seed = seed
         self._parts: dict[tuple[Terms, bytes], tuple[Vocabulary, Any, Any]] = {}
-        self._vectors = None if vectors is None else tuple(vectors.of(texts) for texts in whole)
+        self._marks, self._word_vectors, self._whole = marks, vectors, whole
 
     @property
     def vector_weights(self) -> tuple[float, ...]:
         """The weights of text vectors to try; 0 if there are none."""
-        return (0.0,) if self._vectors is None else VECTOR_WEIGHTS
+        return (0.0,) if self._word_vectors is None else VECTOR_WEIGHTS
+
+    @functools.cached_property
+    def _vectors(self) -> tuple[FloatArray, FloatArray] | None:
+        return self._vectors_of_segments(None)
+
+    def _vectors_of_segments(self, marks: Marks | None) -> tuple[FloatArray, FloatArray] | None:
+        if self._word_vectors is None:
+            return None
+        train, dev = (self._word_vectors.of_segments(texts, marks) for texts in self._whole)
+        return train, dev
 
     def rows(self, variant: Variant) -> VariantRows:
         """The matrices under one variant."""
         kept = _sampled(self._train, self._strata, MAX_CHARACTERS[variant], self._seed)
         parts = [self._part(kind, kept) for kind in PARTS[variant]]
-        vectors = None if self._vectors is None else (self._vectors[0][kept], self._vectors[1])
+        vectors = self._vectors_of_segments(self._marks) if variant == "marked" else self._vectors
+        vectors = None if vectors is None else (vectors[0][kept], vectors[1])
         tfidf = Tfidf(variant, tuple(part[0] for part in parts))
         return VariantRows(tfidf, join([part[1] for part in parts]), join([part[2] for part in parts]), vectors, kept)
 
@@ -136,7 +155,7 @@ class TaskFeatures:
     def _part(self, kind: Terms, kept: IntArray) -> tuple[Vocabulary, Any, Any]:
         key = kind, kept.tobytes()
         if key not in self._parts:
-            vocabulary, train = Vocabulary.fit(kind, [self._train[index] for index in kept.tolist()])
+            vocabulary, train = Vocabulary.fit(kind, [self._train[index] for index in kept.tolist()], self._marks)
             self._parts[key] = vocabulary, train, vocabulary.transform(self._dev)
         return self._parts[key]
 
@@ -166,13 +185,16 @@ def fit_linear(task: Task, space: SearchSpace, *, stage: str, vectors: WordVecto
     assert task.dev, "candidates are chosen on dev"
     began = time.perf_counter()
     learned = task.with_label_texts
-    features, grid, total = TaskFeatures(learned, vectors, seed=space.seed), sorted(space.c), len(space.variants)
+    marks = Marks.find([normalize(example.whole_text) for example in task.train])
+    features, grid = TaskFeatures(learned, vectors, seed=space.seed, marks=marks), sorted(space.c)
+    variants = [variant for variant in space.variants if variant != "marked" or marks is not None]
+    total = len(variants)
     progress: dict[str, Any] = {"total": total, "unit": "variants"}
     emit(Event("start", stage, **progress))
     few = len(learned.train) <= FEW_TEXTS
     search = _Search(task, space)
     rows: dict[Variant, VariantRows] = {}
-    for done, variant in enumerate(space.variants):
+    for done, variant in enumerate(variants):
         emit(Event("progress", stage, variant, done=done, **progress))
         rows[variant] = tried = features.rows(variant)
         search.try_all(tried if few else features.sample(tried, FEW_TEXTS), features.vector_weights, grid)

@@ -27,6 +27,7 @@ from cramlm.linear.files import REBUILD, read_file
 from cramlm.records import FloatArray
 from cramlm.retrieval.bm25.terms import split_terms
 from cramlm.storage.arrays import offsets_of
+from cramlm.text.marks import Marks
 
 FREQUENT: Final = 5e-5
 """A word with this share of the corpus has half the weight of a rare one."""
@@ -56,6 +57,18 @@ class WordVectors:
         vocabulary = tokens.vocabulary
         columns = np.array([self._columns.get(vocabulary.term(number), -1) for number in range(len(vocabulary))], np.int32)
         return self.of_counts(count_columns(columns[tokens.token], tokens.starts, len(self.words)))
+
+    def width(self, marks: Marks | None) -> int:
+        """Columns of `of_segments`."""
+        return len(self.shared) * (1 if marks is None else 1 + len(marks.kinds))
+
+    def of_segments(self, texts: Sequence[str], marks: Marks | None) -> FloatArray:
+        """As `of`, with the vectors of the segments of each kind beside those of the whole texts; both halves have the same length."""
+        whole = self.of(texts)
+        if marks is None:
+            return whole
+        segments = unit_vectors(np.hstack([self.of(column) for column in marks.by_kind(texts)]))
+        return unit_vectors(np.hstack([whole, segments]))
 
     def of_counts(self, counts: Any) -> FloatArray:
         """The vectors of texts with these counts of words, CSR (texts, words)."""

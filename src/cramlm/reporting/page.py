@@ -40,6 +40,7 @@ CODE_FORMAT = 7  # increase it when the page of an unchanged run changes
 LABEL_CHARACTERS = 80
 SHOWN_CHARACTERS = 320
 MAX_CHARACTERS = 6000
+_FEATURES = {"union": "tokens and characters", "marked": "tokens and segments between marks"}
 _LEAD = 60  # characters shown before the first marked word
 _BLANK_LINES = re.compile(r"\n\s*\n")
 _KEY = re.compile(r'<meta name="cramlm-report" content="(\w+)">')
@@ -117,7 +118,7 @@ def environment() -> Environment:
         "duration": duration,
         "excerpt": excerpt,
         "setting": lambda fit: str(read_setting(fit)),
-        "features": lambda variant: "tokens and characters" if variant == "union" else variant,
+        "features": lambda variant: _FEATURES.get(variant, variant),
         "power": _power,
         "ratio": lambda part, whole: part / whole if whole else 0,
         "score": lambda value, metric: format_metric(metric, value),

@@ -1,0 +1,82 @@
+"""Marks in texts: strings such as `<<`, `</e1>`, `[E1]` or `@GENE$` by which a task points at parts of its texts.
+
+Tasks about relations mark the two entities in each text. What is said between the entities, and which of them comes first, then counts
+more than what else is in the text; `Marks.segments` divides a text there.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+_CANDIDATE: Final = re.compile(r"""</?[^\W\d][\w:-]*/?>|\[/?[^\W\d][\w-]*\]|@[\w-]+\$|([^\w\s.,;:!?'"()–—…-])\1*""")
+"""A tag, a name in square brackets, a placeholder like `@GENE$`, or a run of one symbol that is not punctuation of sentences."""
+MIN_TEXTS: Final = 20
+MIN_SHARE: Final = 0.9
+"""A mark occurs equally often in at least this share of the texts."""
+MAX_OCCURRENCES: Final = 2  # in a text: `$ one entity $`
+MAX_MARKS: Final = 8
+MAX_KINDS: Final = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """The words of a text between two marks; "" stands for its beginning or end."""
+
+    before: str
+    after: str
+    words: tuple[str, ...]
+
+    @property
+    def kind(self) -> tuple[str, str]:
+        """The marks around it."""
+        return self.before, self.after
+
+
+@dataclass(frozen=True)
+class Marks:
+    """The marks of a task. kinds: the most frequent kinds of segments, which have a place of their own in vectors."""
+
+    strings: tuple[str, ...]
+    kinds: tuple[tuple[str, str], ...]
+
+    @classmethod
+    def find(cls, texts: Sequence[str]) -> Marks | None:
+        """Return the marks in the texts of a task; None if there are none, or fewer than `MIN_TEXTS` texts."""
+        if len(texts) < MIN_TEXTS:
+            return None
+        counts: Counter[tuple[str, int]] = Counter()
+        for text in texts:
+            counts.update(Counter(found[0] for found in _CANDIDATE.finditer(text)).items())
+        frequent = {string for (string, times), count in counts.items() if times <= MAX_OCCURRENCES and count >= MIN_SHARE * len(texts)}
+        strings = sorted(frequent, key=lambda string: (-len(string), string))  # the longest first, for the pattern
+        if not strings:
+            return None
+        marks = cls(tuple(strings[:MAX_MARKS]), ())
+        kinds = Counter(segment.kind for text in texts for segment in marks.segments(text))
+        return cls(marks.strings, tuple(kind for kind, _ in sorted(kinds.items(), key=lambda each: (-each[1], each[0]))[:MAX_KINDS]))
+
+    def segments(self, text: str) -> list[Segment]:
+        """The segments of a text in order, one more than it has marks; their words are runs between white space."""
+        parts = self._pattern.split(text)
+        around = ["", *parts[1::2], ""]
+        return [Segment(before, after, tuple(words.split())) for before, after, words in zip(around, around[1:], parts[::2], strict=False)]
+
+    def by_kind(self, texts: Sequence[str]) -> list[list[str]]:
+        """For each of `kinds`, the words of these segments of each text."""
+        columns: list[list[str]] = [[] for _ in self.kinds]
+        for text in texts:
+            words: dict[tuple[str, str], list[str]] = {}
+            for segment in self.segments(text):
+                words.setdefault(segment.kind, []).extend(segment.words)
+            for kind, column in zip(self.kinds, columns, strict=True):
+                column.append(" ".join(words.get(kind, ())))
+        return columns
+
+    @functools.cached_property
+    def _pattern(self) -> re.Pattern[str]:
+        return re.compile("(" + "|".join(map(re.escape, self.strings)) + ")")

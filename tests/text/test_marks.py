@@ -1,0 +1,85 @@
+"""Marks that a task sets in its texts, and the segments between them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cramlm.text.marks import MAX_KINDS, MIN_TEXTS, Marks
+
+WORDS = ("tin", "binds", "lead", "in", "acid", "(see", "2)", "often,", "e.g.", "10%")
+
+
+def marked(pattern: str, count: int = 40) -> list[str]:
+    """Texts in which `pattern` has a word at each %s."""
+    slots = pattern.count("%s")
+    return [pattern % tuple(WORDS[(number * 3 + slot) % len(WORDS)] for slot in range(slots)) for number in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "strings"),
+    [
+        ("%s << %s >> %s [[ %s ]] %s.", {"<<", ">>", "[[", "]]"}),
+        ("%s ([[%s]]), %s <<%s>>", {"<<", ">>", "[[", "]]"}),
+        ("The <e1>%s</e1> %s <e2>%s</e2>.", {"<e1>", "</e1>", "<e2>", "</e2>"}),
+        ("[E1] %s [/E1] %s [E2] %s [/E2]", {"[E1]", "[/E1]", "[E2]", "[/E2]"}),
+        ("%s @GENE$ %s @CHEM-ICAL$", {"@GENE$", "@CHEM-ICAL$"}),
+        ("$ %s $ %s # %s # %s", {"$", "#"}),
+        ("%s 「%s」 %s", {"「", "」"}),
+    ],
+)
+def test_the_strings_that_every_text_has_equally_often_are_marks(pattern: str, strings: set[str]) -> None:
+    marks = Marks.find(marked(pattern))
+    assert marks is not None
+    assert set(marks.strings) == strings
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        marked("%s, (%s) %s: '%s'... -- \"%s\" %s."),
+        [*marked("%s <<%s>> %s", 30), *marked("%s %s", 10)],
+        [text + " @" * (number % 3) for number, text in enumerate(marked("%s %s"))],
+        marked("%s <<%s>> %s", MIN_TEXTS - 1),
+        marked("%s | %s | %s | %s"),
+        [""] * 40,
+        [],
+    ],
+    ids=["punctuation of sentences", "not in every text", "not equally often", "few texts", "often in a text", "empty", "none"],
+)
+def test_other_texts_have_no_marks(texts: list[str]) -> None:
+    assert Marks.find(texts) is None
+
+
+def test_some_texts_without_marks_do_not_matter() -> None:
+    marks = Marks.find([*marked("%s <<%s>> %s", 38), "tin", "lead"])
+    assert marks is not None
+    assert marks.kinds == (("", "<<"), ("<<", ">>"), (">>", ""), ("", "")), "the most frequent first"
+
+
+def test_a_text_is_divided_at_its_marks() -> None:
+    marks = Marks(("<<", ">>"), (("", "<<"), ("<<", ">>"), (">>", ""), ("", "")))
+    assert [(each.kind, each.words) for each in marks.segments("In <<tin  ore>>: lead")] == [
+        (("", "<<"), ("In",)),
+        (("<<", ">>"), ("tin", "ore")),
+        ((">>", ""), (":", "lead")),
+    ]
+    assert [(each.kind, each.words) for each in marks.segments("")] == [(("", ""), ())]
+    assert marks.by_kind(["In <<tin>> and <<lead>>", "ore"]) == [["In", ""], ["tin lead", ""], ["", ""], ["", "ore"]]
+
+
+def test_which_of_two_entities_comes_first_is_in_the_kinds_of_segments() -> None:
+    marks = Marks.find([*marked("%s <<%s>> %s [[%s]]"), *marked("%s [[%s]] %s <<%s>>")])
+    assert marks is not None
+    assert {(">>", "[["), ("]]", "<<")} <= set(marks.kinds)
+    assert len(marks.kinds) <= MAX_KINDS
+
+
+@given(st.lists(st.text(alphabet="<>[]a b.", max_size=20), max_size=30))
+def test_the_segments_and_marks_of_any_text_make_it_up_again(texts: list[str]) -> None:
+    marks = Marks.find(texts) or Marks(("<<", ">"), ())
+    for text in texts:
+        segments = marks.segments(text)
+        assert "".join("".join(each.words) + each.after for each in segments) == "".join(text.split())
+        assert [each.after for each in segments[:-1]] == [each.before for each in segments[1:]]
