@@ -11,6 +11,7 @@ import shutil
 import signal
 import types
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -255,6 +256,41 @@ def test_a_single_file_is_replaced_completely_or_not_at_all(tmp_path: Path, monk
     assert [path.name for path in target.parent.iterdir()] == ["run.toml"]
     publish_file(target, b"new")
     assert target.read_bytes() == b"new"
+
+
+def test_a_link_to_a_file_or_folder_stays_and_what_it_names_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "disk/data").write_bytes(b"old")
+    for name in ("data", "new"):
+        (tmp_path / name).symlink_to(tmp_path / "disk" / name)
+        publish_file(tmp_path / name, b"new")
+        assert (tmp_path / name).is_symlink()
+        assert (tmp_path / "disk" / name).read_bytes() == b"new"
+    (tmp_path / "disk/thing").mkdir()
+    (tmp_path / "thing").symlink_to("disk/thing")
+    for content in ("one", "two"):
+        publish(tmp_path / "thing", kind="thing", key={}, write=partial(write_text, content=content))
+        assert (tmp_path / "thing").is_symlink()
+        assert (tmp_path / "disk/thing/text").read_text() == content
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "disk", "new", "thing"]
+    assert sorted(path.name for path in (tmp_path / "disk").iterdir()) == ["data", "new", "thing"]
+
+
+def test_a_pipe_is_written_and_not_replaced(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        publish_file(pipe, b"content")
+        assert os.read(reader, 100) == b"content"
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo()
+    assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
+
+
+def write_text(folder: Path, *, content: str) -> None:
+    (folder / "text").write_text(content)
 
 
 def test_temporary_files_of_live_writers_are_kept_and_those_of_dead_ones_removed(tmp_path: Path) -> None:

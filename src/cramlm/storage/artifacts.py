@@ -85,6 +85,7 @@ def publish(target: Path, *, kind: str, key: Mapping[str, Any], write: Callable[
         EnvironmentFault: if the disk is full, read-only or broken; the temporary folder is removed and `target` is unchanged.
     """
     assert not _CHECKING.get(), f"{target}: a check publishes nothing"
+    named, target = target, _behind_links(target)
     with environment_faults(target):
         make_folder(target.parent)
         temporary = temporary_name(target)
@@ -111,13 +112,20 @@ def publish(target: Path, *, kind: str, key: Mapping[str, Any], write: Callable[
             fsync(target.parent)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
-    return Artifact(target, kind, dict(key), files)
+    return Artifact(named, kind, dict(key), files)
 
 
 def publish_file(target: Path, content: bytes) -> None:
-    """Write one file, completely or not at all (temporary file, fsync, rename, fsync of the folder)."""
+    """Write one file, completely or not at all (temporary file, fsync, rename, fsync of the folder).
+
+    What is no regular file, like a pipe or /dev/null, is written directly instead of being replaced.
+    """
     assert not _CHECKING.get(), f"{target}: a check publishes nothing"
     with environment_faults(target):
+        if target.exists() and not target.is_file() and not target.is_dir():
+            target.write_bytes(content)
+            return
+        target = _behind_links(target)
         make_folder(target.parent)
         remove_abandoned_files(target)
         with temporary_file(target) as (temporary, handle):
@@ -126,6 +134,11 @@ def publish_file(target: Path, content: bytes) -> None:
             os.fsync(handle)
             temporary.replace(target)
             fsync(target.parent)
+
+
+def _behind_links(target: Path) -> Path:
+    """Return the path that a symbolic link names, so that it is replaced and the link stays; any other path as it is."""
+    return Path(os.path.realpath(target)) if target.is_symlink() else target
 
 
 def refuse_output(target: Path, *inputs: str | Path | None, published: Sequence[Path] = ()) -> None:
@@ -141,8 +154,8 @@ def refuse_output(target: Path, *inputs: str | Path | None, published: Sequence[
             raise UsageError(f"{target}: is a folder; pass a file in it")
         if any(target.exists() and Path(each).exists() and target.samefile(each) for each in inputs if each is not None):
             raise UsageError(f"{target}: is the file to read, which would be replaced; pass another file to write")
-        own = [folder.absolute() for folder in published]
-        for folder in target.absolute().parents:
+        own = [Path(os.path.realpath(folder)) for folder in published]
+        for folder in Path(os.path.realpath(target)).parents:
             if folder in own or ((folder / MANIFEST).is_file() and _is_published(folder)):
                 raise UsageError(f"{target}: is inside a folder whose files cramlm verifies; write the file outside of it")
 
