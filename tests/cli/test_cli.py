@@ -183,6 +183,12 @@ def test_version_and_doctor_print_versions_and_hardware() -> None:
         (["evaluate", "missing", "x", "--unseen-labels", "ingore"], 2, ["--unseen-labels", "'ingore'", "ignore"]),
         (["search", "missing", "query"], 5, ["missing", "cramlm index"]),
         (["verify", "missing"], 5, ["missing"]),
+        (["predict", "some words", "-"], 5, ["some words: no such folder; pass a run, or the folder of a model"]),
+        (["predict", "me/topics", "train.jsonl"], 5, ["hf download me/topics --local-dir topics"]),
+        (["predict", "missing", "it's a text"], 2, ["echo 'it'\"'\"'s a text' | cramlm predict missing -"]),
+        (["predict", "missing", "my data.csv"], 5, ["missing: no such folder"]),
+        (["explain", "missing", "train.jsonl"], 2, ["train.jsonl: is a file", "cramlm predict"]),
+        (["search", "missing", "train.jsonl"], 2, ["train.jsonl: is a file; pass it with --queries"]),
     ],
 )
 def test_an_error_is_one_line_with_its_exit_code(arguments: list[str], code: int, needles: list[str], tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def test_every_option_that_a_message_names_exists() -> None:
     """Checked are all strings of the package: messages, remedies, help."""
     known = {name for command in GROUP.commands.values() for parameter in command.params for name in parameter.opts}
     known |= {"--help", "--debug", "--version", *RENAMED_OPTIONS}
-    known |= {"--abstain", "--head", "--long"}  # the --abstain options; of ray start and of zstd
+    known |= {"--abstain", "--head", "--long", "--local-dir"}  # the --abstain options; of ray start, zstd and hf download
     named: dict[str, str] = {}
     for path in (Path(__file__).parents[2] / "src" / "cramlm").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -328,6 +329,8 @@ def search(
 
     if (query is None) == (queries is None):
         raise UsageError("pass a query, or a file of queries with --queries")
+    if query is not None and os.path.isfile(query):  # noqa: PTH113 - a text may be too long for a path
+        raise UsageError(f"{query}: is a file; pass it with --queries")
     if run is not None:
         refuse_output(run, queries, qrels)
     if query is not None and (run is not None or qrels is not None):

@@ -5,6 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
+import re
+import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -121,6 +124,8 @@ def predict(
         cramlm predict runs/mine new.csv --abstain-at-accuracy 0.95
         echo "some text" | cramlm predict runs/mine -
     """
+    if re.search(r"\s", file) and not re.search(r"\.\w+$", file) and not os.path.lexists(file):
+        raise UsageError(f"{brief(file)}: no such file; pass a text itself on stdin: echo {shlex.quote(file)} | cramlm predict {model} -")
     check_address_space_of_model(model, "predict")
     from cramlm.data.task import read_examples
     from cramlm.inference.folders import model_of
@@ -281,6 +286,8 @@ def explain(
     Examples:
         cramlm explain runs/mine "aspirin irreversibly inhibits COX-1"
     """
+    if os.path.isfile(text):  # noqa: PTH113 - a text may be too long for a path
+        raise UsageError(f"{text}: is a file, and explain reads one text; pass the text itself, or use cramlm predict for a file")
     check_address_space_of_model(model, "explain")
     from cramlm.cli.console import show_explanation
     from cramlm.inference.explain import explain_at

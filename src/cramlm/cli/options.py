@@ -286,7 +286,9 @@ OnBadRowOption = Annotated[
 ]
 OptionalOnBadRow = Annotated[
     BadRowRule | None,
-    typer.Option("--on-bad-row", metavar="RULE", help="fail (default), or skip: list it in rejected.jsonl.", rich_help_panel=COLUMNS),
+    typer.Option(
+        "--on-bad-row", metavar="RULE", help="fail (default), or skip: leave bad rows out, with a warning.", rich_help_panel=COLUMNS
+    ),
 ]
 SetOption = Annotated[
     list[str] | None,

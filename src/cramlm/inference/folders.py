@@ -11,6 +11,7 @@ there, what is missing, and how to get it.
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Collection
 from pathlib import Path
@@ -123,7 +124,10 @@ def _unsuitable(kind: FolderKind, folder: Path) -> str:
 def _missing(path: Path) -> str:
     """Say why there is no model at a path, and what to pass."""
     if not path.exists():
-        return "no such folder; pass a run, or the folder of a model"
+        name = path.as_posix()
+        of_hub = re.fullmatch(r"[\w.-]+/[\w.-]+", name) is not None and not path.parent.exists()
+        load = f", or load it from the Hugging Face Hub first: hf download {name} --local-dir {path.name}" if of_hub else ""
+        return f"no such folder; pass a run, or the folder of a model{load}"
     if not path.is_dir():
         return "is a file; pass a run, or the folder of a model"
     if (path / CONFIG).is_file():
