@@ -126,6 +126,15 @@ def test_unknown_terms_are_omitted_and_a_number_has_no_logit_adjustment() -> Non
     assert "logit adjustment" not in model_card(facts_of(recipes.tlm(train="", corpus="corpus.jsonl", kind="regression")))
 
 
+@pytest.mark.parametrize("kind", ["classification", "multi-label", "regression"])
+def test_a_model_of_pairs_is_used_with_pairs(kind: str) -> None:
+    card = model_card(facts(kind=kind, pairs=True, scores={}))
+    assert 'predict(["some text"], ["its second text"])' in card
+    assert 'classify({"text": "some text", "text_pair": "its second text"})' in card
+    assert "pair of texts" in card or "pairs of texts" in card
+    assert "pair" not in model_card(facts(kind=kind, scores={}))
+
+
 @pytest.mark.parametrize(
     ("retriever", "phrase"),
     [

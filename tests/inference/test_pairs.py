@@ -37,7 +37,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for there in ("wet", "dry")
     ]
     file = write_jsonl(folder / "pairs.jsonl", rows)
-    succeed("fit", "--recipe", "tfidf", "--train", file, *COLUMNS, "-o", folder / "pairs", cwd=folder)
+    next_commands = printed("fit", "--recipe", "tfidf", "--train", file, *COLUMNS, "-o", folder / "pairs", cwd=folder).splitlines()[-3:]
+    assert [line.split()[1] for line in next_commands] == ["predict", "evaluate", "serve"]
+    assert "Classifies pairs of texts" in (folder / "pairs/export/README.md").read_text("utf-8")
     succeed("fit", "--recipe", "tfidf", "--train", file, *COLUMNS[:2], *COLUMNS[4:], "-o", folder / "single", cwd=folder)
     return folder
 

@@ -167,15 +167,15 @@ def fit(
     print(finished.scores["verdict"])
     print(f"report: {finished.path / 'report.html'}")
     print(f"model: {finished.export}")
-    print(next_commands(finished.path, finished.config.task.kind))
+    print(next_commands(finished.path, finished.config))
 
 
-def next_commands(run: Path, kind: str) -> str:
-    """Return what to type after a fit of this kind of task."""
-    folder = shlex.quote(str(run))
+def next_commands(run: Path, config: Any) -> str:
+    """Return what to type after a fit: commands that take this kind of task."""
+    folder, explains = shlex.quote(str(run)), config.task.text_pair_column is None
     others = (
-        {"explain": ' "some text"', "serve": ""}
-        if kind == "classification"
+        {**({"explain": ' "some text"'} if explains else {"evaluate": " test.csv"}), "serve": ""}
+        if config.task.kind == "classification"
         else {"evaluate": " test.csv", "embed": " new.csv -o vectors.npy"}
     )
     return "\n".join(["next:", f"  cramlm predict {folder} new.csv", *(f"  cramlm {name} {folder}{rest}" for name, rest in others.items())])

@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from cramlm.config.phase import PhaseConfig, linear_teachers
 from cramlm.config.terms import LINEAR_TEACHER, Classify, Distil
 from cramlm.evaluation.kinds import KINDS, METRIC_NAMES, format_metric, is_percent, main_metric
+from cramlm.inference.base import are_pairs
 from cramlm.linear.files import NAIVE_BAYES, read_setting
 from cramlm.records import COMBINED, TaskKind
 
@@ -116,6 +117,7 @@ def model_card(
             repository=None if repository is None else Markup(repository),
             facts=facts,
             kind=kind,
+            pairs=are_pairs(facts),
             linear=linear,
             config=config,
             encoder=config.get("encoder"),

@@ -124,6 +124,7 @@ def export_encoder(
         "model": trained.fingerprint,
         "evaluation": evaluation.fingerprint,
         "tokenizer": text.tokenizer.fingerprint,
+        **_pairs(run.config),
     }
     combined = _combined_models(evaluation, linear_models)
     return publish_encoder(
@@ -229,7 +230,7 @@ def export_linear(
     """Publish the folder of the run's linear model with model card and provenance."""
     fit = json.loads((fitted.path / FIT_FILE).read_bytes())
     provenance = {**_provenance(run, run.config.retriever, corpus, selection, evaluation), "fit": fit}
-    key = {"format": 2, "model": fitted.fingerprint, "evaluation": evaluation.fingerprint}
+    key = {"format": 2, "model": fitted.fingerprint, "evaluation": evaluation.fingerprint, **_pairs(run.config)}
     confidence = ConfidenceFile.load(evaluation.path)
     return publish_linear(
         run.folder / "export",
@@ -239,6 +240,11 @@ def export_linear(
         confidence=None if confidence is None else confidence.only(run.config.model),
         emit=run.emit,
     )
+
+
+def _pairs(config: RunConfig) -> dict[str, bool]:
+    """The part of the key of an export that is there for pairs of texts, whose card has other code."""
+    return {} if config.task.text_pair_column is None else {"pairs": True}
 
 
 def _provenance(
