@@ -49,6 +49,21 @@ def test_fit_prints_the_scores_of_every_model_and_the_folder_of_the_export(fitte
     assert [line.split()[1] for line in shown.splitlines()[-3:]] == ["predict", "explain", "serve"]
 
 
+@pytest.mark.parametrize("recipe", ["tfidf", "static"])
+@pytest.mark.parametrize("kind", ["classification", "multi-label", "regression"])
+def test_the_commands_that_fit_proposes_take_the_model(recipe: str, kind: str, tmp_path: Path) -> None:
+    rows = "".join(f"word{number % 7} and word{number % 5},{1 + number % 4}\n" for number in range(60))
+    for name in ("train.csv", "test.csv", "new.csv"):
+        (tmp_path / name).write_text(f"text,label\n{rows}", "utf-8")
+    options = ["--corpus", "train.csv"] * (recipe == "static")
+    shown = printed("fit", "--train", "train.csv", "--recipe", recipe, "--task-type", kind, *options, "-o", "my run", cwd=tmp_path)
+    commands = [shlex.split(line)[1:] for line in shown.partition("next:")[2].strip().splitlines()]
+    assert len(commands) > 1
+    for command in commands:
+        if command[0] != "serve":
+            succeed(*command, cwd=tmp_path)
+
+
 def test_a_dry_run_prints_stages_phases_terms_and_cost_and_writes_nothing(fitted: Path, tmp_path: Path) -> None:
     before = sorted(tmp_path.rglob("*"))
     settings = ("--config", fitted / "run.toml", "--budget", "3e11flops")

@@ -171,14 +171,14 @@ def fit(
 
 
 def next_commands(run: Path, config: Any) -> str:
-    """Return what to type after a fit: commands that take this kind of task."""
-    folder, explains = shlex.quote(str(run)), config.task.text_pair_column is None
-    others = (
-        {**({"explain": ' "some text"'} if explains else {"evaluate": " test.csv"}), "serve": ""}
-        if config.task.kind == "classification"
-        else {"evaluate": " test.csv", "embed": " new.csv -o vectors.npy"}
-    )
-    return "\n".join(["next:", f"  cramlm predict {folder} new.csv", *(f"  cramlm {name} {folder}{rest}" for name, rest in others.items())])
+    """Return what to type after a fit: commands that take this kind of task and model."""
+    folder, is_classification = shlex.quote(str(run)), config.task.kind == "classification"
+    explains = is_classification and config.task.text_pair_column is None
+    has_vectors = config.model == "static" or (config.model == "encoder" and config.head.kind == "classifier")
+    lines = ["next:", f"  cramlm predict {folder} new.csv"]
+    lines.append(f'  cramlm explain {folder} "some text"' if explains else f"  cramlm evaluate {folder} test.csv")
+    lines += [f"  cramlm serve {folder}"] * is_classification
+    return "\n".join([*lines, *[f"  cramlm embed {folder} new.csv -o vectors.npy"] * (has_vectors and not is_classification)])
 
 
 def config(
