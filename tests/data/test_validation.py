@@ -90,6 +90,33 @@ def test_labels_that_differ_in_case_or_white_space_only_are_named(tmp_path: Path
     assert findings[0].message.startswith("label 'sea ' differs from 'sea' in case or white space only")
 
 
+@pytest.mark.parametrize(
+    ("names", "kind", "message"),
+    [
+        (
+            ["sea|wind", "sea", "wind|hill"],
+            "classification",
+            "'sea|wind' seems to be several labels of one text; pass --task-type multi-label",
+        ),
+        (["sea; wind", "sea", "hill"], "classification", "--task-type multi-label --label-separator ';'"),
+        (
+            [f"{number / 2}" for number in range(30)],
+            "classification",
+            "30 different numbers; to predict a number pass --task-type regression",
+        ),
+        (["sea|wind", "hill|dale", "a;b"], "classification", None),
+        ([f"{number}" for number in range(30)], "classification", None),  # ids of classes
+        (["sea|wind", "sea", "wind|hill"], "multi-label", None),
+    ],
+)
+def test_labels_that_look_like_another_kind_of_task_are_named(names: list[str], kind: Any, message: str | None, tmp_path: Path) -> None:
+    file = tmp_path / "train.csv"
+    file.write_text("text,label\n" + "".join(f"text {number},{name}\n" for number, name in enumerate(names * 6)), "utf-8")
+    found = [finding for finding in check_files(read_labelled(str(file), RowFormat(kind=kind)), []) if finding.rule == "other-kind"]
+    assert (message is None) == (found == [])
+    assert message is None or message in found[0].message
+
+
 def test_the_corpus_is_searched_for_held_out_text_and_compared_with_the_task(tmp_path: Path) -> None:
     train, test = (
         read_labelled(write_labelled(tmp_path / name, rows), RowFormat()) for name, rows in (("train.jsonl", TRAIN), ("test.jsonl", TEST))

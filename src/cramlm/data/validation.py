@@ -9,6 +9,7 @@ Two texts are the same if their `task.text_key` is equal; near-repetitions are t
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -31,6 +32,7 @@ Severity: TypeAlias = Literal["problem", "notice"]
 LONG_WORDS = 380  # about 512 tokens, an encoder's default length
 RARE = 5  # training examples of a label
 UNEVEN = 20.0  # rows of the largest label over those of the smallest
+_MANY_NUMBERS = 20  # labels
 FAR_SCRIPT = 0.02  # share of the training rows below which a script is unusual
 SAMPLE = 5_000  # passages of the corpus whose words and scripts are counted
 KNOWN_WORDS = 0.5  # share of the training texts' words that should occur in this sample
@@ -218,6 +220,20 @@ def _similar_labels(counts: Counter[str], first: Mapping[str, Example]) -> Itera
             yield Finding(first[label].id, "notice", "similar-labels", message)
 
 
+def _other_kind(counts: Counter[str], first: Mapping[str, Example]) -> Iterator[Finding]:
+    """Labels of a classification that look like several labels, with a part in common, or like numbers that are no ids of classes."""
+    for separator, option in (("|", ""), (";", " --label-separator ';'")):
+        parts_of = {label: {part.strip() for part in label.split(separator)} for label in counts}
+        shared = Counter(part for parts in parts_of.values() for part in parts)
+        if label := next((label for label, parts in parts_of.items() if len(parts) > 1 and max(shared[part] for part in parts) > 1), None):
+            message = f"label {brief(label, 40)} seems to be several labels of one text; pass --task-type multi-label{option}"
+            yield Finding(first[label].id, "notice", "other-kind", message)
+    numbers = [label for label in counts if re.fullmatch(r"[-+]?\d*\.?\d+", label)]
+    if len(numbers) == len(counts) > _MANY_NUMBERS and any(float(label) % 1 for label in numbers):
+        message = f"the labels are {len(counts)} different numbers; to predict a number pass --task-type regression"
+        yield Finding(first[numbers[0]].id, "notice", "other-kind", message)
+
+
 def _labels(train: LabelledFile, held_out: Sequence[LabelledFile]) -> Iterator[Finding]:
     counts = Counter(name for _, name in train.names())
     first = {name: example for example, name in reversed(list(train.names()))}
@@ -234,6 +250,8 @@ def _labels(train: LabelledFile, held_out: Sequence[LabelledFile]) -> Iterator[F
             rows = f"{count} training row{'s' if count > 1 else ''}"
             yield Finding(first[label].id, "notice", "rare-label", f"label {brief(label, 30)} has {rows}; too few to learn it")
     yield from _similar_labels(counts, first)
+    if train.kind == "classification":
+        yield from _other_kind(counts, first)
     (largest, most), (smallest, least) = counts.most_common(1)[0], counts.most_common()[-1]
     if most > UNEVEN * least:
         message = f"{brief(largest, 30)} has {most:,} rows and {brief(smallest, 30)} {least:,}; compare macro-F1"
