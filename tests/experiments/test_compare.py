@@ -14,7 +14,7 @@ import pytest
 from cramlm.config.run import load_config, to_toml
 from cramlm.errors import DivergedError, Stopped, UsageError
 from cramlm.experiments.compare import compare
-from cramlm.experiments.grid import Arm, Grid, arms_of, arms_over, cells_of, default_folder, read_counts, read_seeds, subsample
+from cramlm.experiments.grid import Arm, Grid, arms_of, arms_over, cells_of, check_arms, default_folder, read_counts, read_seeds, subsample
 from cramlm.experiments.results import CellResult, Usage, markdown, measure_usage, pairs_of, read_usage, rows_of, scores_plot, totals_of
 from cramlm.recipes.recipe import PRESETS
 from cramlm.records import Event
@@ -205,9 +205,16 @@ def test_recipes_that_start_from_a_checkpoint_get_it_and_others_do_not(tmp_path:
     sizes = {cell.arm.name: cell.config.encoder for cell in cells_of(replace(grid, preset="tiny"), tmp_path / "out")}
     assert {name for name in names if sizes[name] == PRESETS["tiny"]} == {"tlm"}, "weights have a size of their own"
     with pytest.raises(UsageError, match=r"no arm starts from --base-model .*checkpoint; name one that does, like tlm@init"):
-        cells_of(replace(grid, arms=arms_of(["tlm", "labels-only"])), tmp_path / "out")
+        check_arms(replace(grid, arms=arms_of(["tlm", "labels-only"])))
     with pytest.raises(UsageError, match="--preset tiny: every arm starts from weights that have a size"):
-        cells_of(replace(grid, arms=arms_of(["plm", "tlm@init"]), preset="tiny"), tmp_path / "out")
+        check_arms(replace(grid, arms=arms_of(["plm", "tlm@init"]), preset="tiny"))
+
+
+def test_an_experiment_that_cannot_run_leaves_no_folder(tmp_path: Path) -> None:
+    task = write_arms(tmp_path / "data") | {"kind": "multi-label"}
+    with pytest.raises(UsageError, match="one label each"):
+        compare(Grid(arms_of(["tfidf"]), (1,), ("all",), task), out=tmp_path / "out", store=tmp_path / "store")
+    assert not (tmp_path / "out").exists()
 
 
 def test_an_arm_without_retrieval_has_no_unlabelled_texts_either(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from cramlm.config.retriever import Bm25Config, members_of
 from cramlm.config.run import load_config
 from cramlm.data.corpus import build_corpus
 from cramlm.errors import CramError, Stopped, counted
-from cramlm.experiments.grid import Cell, Grid, cells_of
+from cramlm.experiments.grid import Cell, Grid, cells_of, check_arms
 from cramlm.experiments.results import (
     CellResult,
     Pair,
@@ -99,6 +99,7 @@ def compare(
     folder = Path(out)
     if (threads := threads_of(jobs)) is not None:
         grid = replace(grid, settings=(f"threads={threads}", *grid.settings))
+    check_arms(grid)
     refuse_other_files(folder, own=(RESULTS, lock_file(folder / "experiment").name), what="experiment of cramlm")
     with lock(folder / "experiment"):
         cells = cells_of(grid, folder)

@@ -160,10 +160,8 @@ def default_folder(train: str, command: str) -> Path:
     return RUNS / f"{name_of_task(train)}-{command}"
 
 
-def cells_of(grid: Grid, out: Path) -> list[Cell]:
-    """Return the cells, seed by seed, so that early results compare all arms; write subsamples of the training rows to `out`.
-
-    The checkpoint is for the arms that start from one, the preset for the others.
+def check_arms(grid: Grid) -> None:
+    """Check that every arm fits the data; write nothing. The checkpoint is for the arms that start from one, the preset for the others.
 
     Raises:
         UsageError, DataError: if an arm does not fit the data. UsageError: if the task is not a classification, or no arm uses the
@@ -178,6 +176,14 @@ def cells_of(grid: Grid, out: Path) -> list[Cell]:
         raise UsageError(f"no arm starts from --base-model {grid.init}; name one that does, like tlm{ON_INIT} or plm, or drop it")
     if grid.preset is not None and all(config.init is not None for config in configs):
         raise UsageError(f"--preset {grid.preset}: every arm starts from weights that have a size; drop --preset or --base-model")
+
+
+def cells_of(grid: Grid, out: Path) -> list[Cell]:
+    """Return the cells, seed by seed, so that early results compare all arms; write subsamples of the training rows to `out`.
+
+    Raises:
+        UsageError, DataError: as `check_arms`.
+    """
     return list(_cells(grid, out))
 
 
