@@ -243,6 +243,7 @@ Change = Callable[[list[Any], list[Any]], tuple[Any, Any]]
         (lambda x, y: (x, [(label, 1) for label in y]), "y\\[0\\] is a tuple .*; expected one label per text"),
         (lambda x, y: (x, [0.5, 1.25, 0.5, 2.75]), "y holds no classes: Unknown label type"),
         (lambda x, y: (x, np.eye(4)), "y is of 2 dimensions"),
+        (lambda x, y: (x, [7, 8, 9, 7]), "y holds 3 classes for 4 texts, more than one per two texts; are these ids"),
     ],
 )
 def test_bad_input_is_refused_with_its_index_before_anything_is_written(change: Change, message: str, tmp_path: Path) -> None:

@@ -281,7 +281,7 @@ def checked_labels(values: Any, texts: int) -> tuple[npt.NDArray[Any], npt.NDArr
 
     Raises:
         InvalidInput: if the number of labels is not `texts`, a label is missing or blank (with its index), labels cannot be sorted or are
-        not classes, or there is only one class.
+        not classes, or there is only one class, or more than one for two texts.
     """
     if isinstance(values, str | bytes) or (dimensions := getattr(values, "ndim", 1)) != 1:
         shown = f"one {type(values).__name__}" if isinstance(values, str | bytes) else f"of {dimensions} dimensions"
@@ -307,6 +307,8 @@ def checked_labels(values: Any, texts: int) -> tuple[npt.NDArray[Any], npt.NDArr
         raise InvalidInput(f"y holds no classes: {error}") from error
     if len(classes) == 1:
         raise InvalidInput(f"y holds one class only ({classes[0]!r}); a classifier needs at least 2")
+    if len(classes) > texts / 2:
+        raise InvalidInput(f"y holds {len(classes):,} classes for {texts:,} texts, more than one per two texts; are these ids or numbers?")
     return classes, codes
 
 
