@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pytest
 
 from commands import cramlm, error_line, printed, succeed
@@ -83,15 +84,17 @@ def test_predictors_of_every_kind_refuse_other_inputs_than_in_training(encoder: 
     pairs = ["two"] if on_pairs else None
     probe = [Example("1", "one", "two" if on_pairs else None, None)]
     graph = export_onnx(folder, out=tmp_path / "onnx", texts=probe).path
-    wrong: list[Any] = [None, [None]] if on_pairs else [["two"]]
+    wrong: list[Any] = [None, [None], pandas.Series([None], dtype=object)] if on_pairs else [["two"]]
     for predictor in (Predictor.load(folder), Predictor.load(graph)):
         assert predictor.predict(["one"], pairs)
         assert predictor.predict([]) == []
+        series = predictor.predict(pandas.Series(["one"]), None if pairs is None else pandas.Series(pairs))
+        assert series == predictor.predict(["one"], pairs)
         for others in wrong:
             with pytest.raises(UsageError, match=NEEDS_PAIRS if on_pairs else NEEDS_NONE):
                 predictor.predict(["one"], others)
             with pytest.raises(UsageError, match=NEEDS_PAIRS if on_pairs else NEEDS_NONE):
-                predictor.score([Example("1", "one", (others or [None])[0], predictor.labels[0])])
+                predictor.score([Example("1", "one", None if others is None else others[0], predictor.labels[0])])
         if on_pairs:
             with pytest.raises(UsageError, match="explain reads one text"):
                 explain(predictor, "one")

@@ -223,13 +223,14 @@ def check_texts(texts: Sequence[str], pairs: Sequence[str | None] | None, *, tra
         is not a string.
     """
     refuse_one_string(texts, pairs)
-    if pairs is not None and len(pairs) != len(texts):
-        raise UsageError(f"{len(texts)} texts but {len(pairs)} pairs; give one for each text (None where there is none)")
+    given = [None] * len(texts) if pairs is None else list(pairs)  # also of a pandas Series
+    if len(given) != len(texts):
+        raise UsageError(f"{len(texts)} texts but {len(given)} pairs; give one for each text (None where there is none)")
     _check_strings("text", texts)
-    _check_strings("pair", [pair for pair in pairs or () if pair is not None])
-    if trained_on_pairs is True and texts and (pairs is None or None in pairs):
+    _check_strings("pair", [pair for pair in given if pair is not None])
+    if trained_on_pairs is True and None in given:
         raise UsageError("this model was trained on pairs of texts; pass the second text of each: pairs (--text-pair-column)")
-    if trained_on_pairs is False and any(pair is not None for pair in pairs or ()):
+    if trained_on_pairs is False and any(pair is not None for pair in given):
         raise UsageError("this model was trained on single texts; leave out the second ones: pairs (--text-pair-column)")
 
 

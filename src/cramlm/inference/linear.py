@@ -71,5 +71,5 @@ class LinearPredictor(BasePredictor):
 
 def whole_texts(texts: Sequence[str], pairs: Sequence[str | None] | None) -> list[str]:
     """Both halves of each pair as one text, as in training."""
-    examples = (Example("", text, pair, None) for text, pair in zip(texts, pairs or [None] * len(texts), strict=True))
+    examples = (Example("", text, pair, None) for text, pair in zip(texts, [None] * len(texts) if pairs is None else pairs, strict=True))
     return [example.whole_text for example in examples]

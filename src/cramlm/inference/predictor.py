@@ -127,7 +127,7 @@ class Predictor(EncoderPredictor):
         return sequences_of_texts(self._loaded.tokenizer, texts, pairs, max_length=max_length, prompt=self._loaded.model.prompt)
 
     def _check_pairs(self, pairs: Sequence[str | None] | None) -> None:
-        if self._loaded.has_pair_embeddings and any(pair is not None for pair in pairs or ()):
+        if self._loaded.has_pair_embeddings and pairs is not None and any(pair is not None for pair in pairs):
             raise UsageError(
                 "this checkpoint marks the second text of a pair (token_type_ids), which cramlm does not compute; use transformers for "
                 "pairs, or train on them: cramlm fit --recipe plm --base-model"
