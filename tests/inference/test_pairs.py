@@ -63,7 +63,7 @@ def test_commands_read_the_columns_of_training_unless_others_are_named(runs: Pat
     swapped = write_jsonl(runs / "new.jsonl", [{"premise": f"a {word}", "hypothesis": f"the {word} is wet"} for word in ("ship", "path")])
     succeed("label-next", runs / "pairs", swapped, "--count", "1", "-o", runs / "next.csv")
     with (runs / "next.csv").open(newline="") as lines:
-        assert next(csv.reader(lines))[:3] == ["id", "premise", "hypothesis"]
+        assert next(csv.reader(lines)) == ["id", "premise", "hypothesis", "relation", "predicted", "margin"]
     other = write_jsonl(runs / "other.jsonl", [{"text": "one", "text_pair": "two"}])
     assert "no column 'premise'; found 'text', 'text_pair'; pass --text-column" in error_line(cramlm("predict", runs / "pairs", other), 3)
     printed("predict", runs / "pairs", other, "--text-column", "text", "--text-pair-column", "text_pair")

@@ -386,14 +386,14 @@ def label_next(
     """Choose the texts to label next.
 
     These are texts of low confidence that differ from one another. Writes a row per text, the least certain first, with an empty label to
-    fill in. Texts that the run has labels of are left out.
+    fill in; the columns are those of the training file. Texts that the run has labels of are left out.
 
     Examples:
         cramlm label-next runs/mine unlabelled.jsonl -n 50 -o next.csv
     """
     check_address_space_of_model(model, "label-next")
     from cramlm.data.task import read_examples
-    from cramlm.inference.folders import model_of
+    from cramlm.inference.folders import columns_of, model_of
     from cramlm.inference.label_next import label_next as choose
     from cramlm.inference.predictor import load_predictor, task_of
     from cramlm.storage.artifacts import publish_file, refuse_output
@@ -403,8 +403,8 @@ def label_next(
         refuse_output(out, file, *(labelled or ()))
         separator = separator_of(out)
     folder = model_of(model)
-    row_format = _texts_format(folder, text_column, text_pair_column, id_column)
-    if own := {"id", "label", "predicted", "margin"} & {row_format.text_column, row_format.text_pair_column}:
+    row_format, label = _texts_format(folder, text_column, text_pair_column, id_column), columns_of(folder).label_column or "label"
+    if own := {"id", label, "predicted", "margin"} & {row_format.text_column, row_format.text_pair_column}:
         raise UsageError(f"a column of the output is named {min(own)!r}, too; rename the text column of {file}")
     task = task_of(folder)
     known = [] if task is None else [*task.train, *task.dev, *task.test]
@@ -422,7 +422,7 @@ def label_next(
             "id": each.example.id,
             row_format.text_column: each.example.text,
             **({} if row_format.text_pair_column is None else {row_format.text_pair_column: each.example.text_pair}),
-            "label": None,
+            label: None,
             "predicted": each.predicted,
             "margin": round(each.margin, 4),
         }
