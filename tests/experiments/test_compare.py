@@ -150,6 +150,14 @@ def test_a_folder_with_an_experiment_on_another_task_is_refused_before_any_run(c
     assert replaced.grid.task == other.task
 
 
+@pytest.mark.parametrize("labels", ["1", "all"])
+def test_an_experiment_that_is_refused_leaves_no_folder(tmp_path: Path, labels: str) -> None:
+    grid = replace(alone_grid(tmp_path), labels=(labels,), settings=() if labels != "all" else ("nonsense=1",))
+    with pytest.raises(UsageError):
+        compare(grid, out=tmp_path / "out", store=tmp_path / "store")
+    assert not (tmp_path / "out").exists()
+
+
 def test_over_makes_an_arm_with_its_own_folder_for_every_combination() -> None:
     arms = arms_over("tlm", ["select.top_k=0,50", 'corpus.files=["a"],["a","b"]'])
     assert [arm.name for arm in arms][:2] == ['top_k=0, corpus.files=["a"]', 'top_k=0, corpus.files=["a","b"]']

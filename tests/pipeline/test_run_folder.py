@@ -290,6 +290,14 @@ def test_a_folder_with_hidden_files_or_of_a_call_that_failed_at_once_is_taken(co
     refuse_other_folder(Path("new"))
 
 
+def test_a_finished_run_does_not_keep_the_traceback_of_an_earlier_call(copied: Path) -> None:
+    with pytest.raises(UsageError):
+        run(small_config(), out="run", store="store", track="visdom")
+    assert Path("run/error.log").is_file()
+    run(small_config(), out="run", store="store")
+    assert not Path("run/error.log").exists()
+
+
 def test_a_record_of_another_config_is_ignored(copied: Path) -> None:
     """As a kill between the two writes leaves it."""
     rewrite("run/run.toml", "seed = ", "# changed\nseed = ")

@@ -102,7 +102,14 @@ def compare(
     check_arms(grid)
     refuse_other_files(folder, own=(RESULTS, lock_file(folder / "experiment").name), what="experiment of cramlm")
     with lock(folder / "experiment"):
-        cells = cells_of(grid, folder)
+        try:
+            cells = cells_of(grid, folder)
+        except CramError:
+            own = lock_file(folder / "experiment")
+            if list(folder.iterdir()) == [own]:
+                own.unlink()
+                folder.rmdir()
+            raise
         finished, failures = run_cells(
             cells,
             store=Path(store or default_store()),

@@ -229,10 +229,11 @@ def _interruptible(emit: Emit, stop: Callable[[], int | None]) -> Emit:
 
 @contextmanager
 def _traceback_to(path: Path) -> Iterator[None]:
-    """Write the traceback of an exception to `path`."""
+    """Write the traceback of an exception to `path`; without one, remove that of an earlier call."""
     try:
         yield
     except Exception:
         if path.parent.is_dir():
             path.write_text(traceback.format_exc(), "utf-8")
         raise
+    path.unlink(missing_ok=True)
