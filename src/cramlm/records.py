@@ -42,6 +42,10 @@ class Document:
     source: str
 
 
+PAIR_BOUNDARY: Final = "\x1e"
+"""Between the texts of a pair; white space for words, tokens and n-grams, a mark for text/marks.py."""
+
+
 @dataclass(frozen=True, slots=True)
 class Example:
     """One row of the task; `label` is None only in files to predict.
@@ -56,8 +60,13 @@ class Example:
 
     @property
     def whole_text(self) -> str:
-        """The text for retrieval and linear models: both texts of a pair, separated by a space."""
+        """The text for retrieval: both texts of a pair, separated by a space."""
         return self.text if self.text_pair is None else f"{self.text} {self.text_pair}"
+
+    @property
+    def divided_text(self) -> str:
+        """The text for linear models: both texts of a pair, separated by `PAIR_BOUNDARY`."""
+        return self.text if self.text_pair is None else f"{self.text}{PAIR_BOUNDARY}{self.text_pair}"
 
 
 @dataclass(frozen=True, slots=True)

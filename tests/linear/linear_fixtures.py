@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -68,6 +69,26 @@ def relation_task() -> Task:
         text = " ".join(word for verb in verbs for word in (generator.choice(COMMON), verb, generator.choice(COMMON)))
         rows.append(example(number, text, label))
     return Task(tuple(rows[:60]), tuple(rows[60:100]), tuple(rows[100:]), ("down", "up"), False)
+
+
+def pair_task() -> Task:
+    """Both texts of a pair are of one topic, or each of another; every topic is as frequent with either label."""
+    generator = random.Random(2)
+    names = list(TOPICS)
+    rows = []
+    for number in range(240):
+        first = generator.choice(names)
+        second = first if number % 2 else generator.choice([name for name in names if name != first])
+        halves = [" ".join([generator.choice(COMMON), *generator.sample(TOPICS[name], 2)]) for name in (first, second)]
+        rows.append(Example(str(number), *halves, ("other", "same")[number % 2]))
+    return Task(tuple(rows[:120]), tuple(rows[120:180]), tuple(rows[180:]), ("other", "same"), False)
+
+
+def opposed_vectors() -> WordVectors:
+    """Vectors of the words of `TOPICS` in two dimensions; two topics are opposed to the others, so that no direction tells equal ones."""
+    vectors = word_vectors({word: axis // 2 for axis, words in enumerate(TOPICS.values()) for word in words})
+    signs = np.array([(-1) ** axis for axis, words in enumerate(TOPICS.values()) for _ in words], dtype=np.float16)
+    return replace(vectors, directions=vectors.directions * signs[:, None])
 
 
 def word_vectors(axes: Mapping[str, int]) -> WordVectors:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from typing import Any
 
@@ -13,6 +14,8 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 
 from cramlm.linear import features
 from cramlm.linear.features import Terms, TextMatrices, Tfidf, Vocabulary, join, normalize
+from cramlm.records import PAIR_BOUNDARY, Example
+from cramlm.text.marks import Marks
 from cramlm.text.words import word_pattern
 
 WORDS = ("wave", "Ship", "a", "the", "<<", "[[", "don't", "ọ̀rọ̀", "हिन्दी", "x2,", "é", "naïve", "ab", "wavering")
@@ -69,6 +72,25 @@ def test_the_most_frequent_terms_are_kept_as_by_max_features(kind: Terms) -> Non
     assert min(totals[term] for term in vocabulary.terms) >= max(totals[term] for term in set(totals) - set(vocabulary.terms))
     fixed = TfidfVectorizer(**OPTIONS[kind], vocabulary=vocabulary.terms, sublinear_tf=True).fit_transform(texts)
     np.testing.assert_allclose(matrix.toarray(), fixed.toarray(), atol=1e-6)
+
+
+def test_the_boundary_of_a_pair_changes_nothing_but_segments() -> None:
+    pairs = [Example("", one, other, None) for one, other in itertools.pairwise(texts_of(60, 5))]
+    whole, divided = [pair.whole_text for pair in pairs], [pair.divided_text for pair in pairs]
+    assert whole != divided
+    for kind in ("words", "tokens", "characters", "unigrams"):
+        (one, of_whole), (other, of_divided) = Vocabulary.fit(kind, whole), Vocabulary.fit(kind, divided)
+        assert one.terms == other.terms
+        assert (of_whole != of_divided).nnz == 0
+
+
+def test_terms_of_segments_name_the_marks_around_them_and_pairs_the_words_that_both_texts_have() -> None:
+    marks = Marks(("<<", ">>"), ())
+    terms, matrix = Vocabulary.fit("segments", ["In <<Tin ore>>"], marks)
+    assert terms.terms == (" … << 1 words", " … << in", "<< … >> 2 words", "<< … >> ore", "<< … >> tin", "<< … >> tin ore", ">> …  0 words")
+    assert matrix.shape == (1, len(terms.terms))
+    of_pairs, _ = Vocabulary.fit("segments", [f"Tin ore{PAIR_BOUNDARY}tin of lead"], Marks((PAIR_BOUNDARY,), ()))
+    assert {"both tin", "both 50 %"} <= set(of_pairs.terms)
 
 
 @given(st.lists(st.text(alphabet="abA é<'\n", max_size=12), min_size=1, max_size=8))

@@ -12,7 +12,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from linear_fixtures import TOPICS, example, number_task, relation_task, several_labels_task, topic_task, topics, word_vectors
+from linear_fixtures import (
+    TOPICS,
+    example,
+    number_task,
+    opposed_vectors,
+    pair_task,
+    relation_task,
+    several_labels_task,
+    topic_task,
+    topics,
+    word_vectors,
+)
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from cramlm.config.run import BaselineConfig, TaskConfig
@@ -20,6 +31,7 @@ from cramlm.data.task import read_task
 from cramlm.evaluation.kinds import KINDS, DevScorer
 from cramlm.evaluation.logit_adjustment import TAUS, logit_adjustments
 from cramlm.linear import fit as fit_module
+from cramlm.linear.features import VARIANTS
 from cramlm.linear.fit import VECTOR_WEIGHTS, LinearFit, SearchSpace, TaskFeatures, _Spans, fit_linear
 from cramlm.linear.solvers import inner_products
 from cramlm.records import Event, Example, Task, TaskKind
@@ -37,7 +49,7 @@ def fit(task: Task, **more: Any) -> LinearFit:
 def score(fitted: LinearFit, task: Task, rows: tuple[Example, ...]) -> Any:
     """The model's scores on some texts."""
     kind = KINDS[task.kind]
-    outputs = kind.outputs(fitted.model.logits([row.whole_text for row in rows]))
+    outputs = kind.outputs(fitted.model.logits([row.divided_text for row in rows]))
     return kind.score([str(row.label) for row in rows], kind.predicted_labels(outputs, task.labels), task.labels, outputs)
 
 
@@ -49,6 +61,16 @@ def test_what_is_said_between_two_marked_entities_is_learned_where_the_words_of_
     assert score(best, task, task.test).metrics["accuracy"] > 0.9
     swapped = [row.text.replace("<<", "{").replace("[[", "<<").replace("{", "[[") for row in task.test]
     assert not np.array_equal(best.model.logits(swapped), best.model.logits([row.text for row in task.test]))
+
+
+def test_whether_the_texts_of_a_pair_are_similar_is_learned_from_the_products_of_their_vectors() -> None:
+    task, vectors = pair_task(), opposed_vectors()
+    bag, best = (fit(task, vectors=vectors, variants=variants) for variants in (("words", "tokens"), VARIANTS))
+    assert score(bag, task, task.test).metrics["accuracy"] < 0.7
+    assert best.model.tfidf.variant == "marked"
+    assert score(best, task, task.test).metrics["accuracy"] > 0.9
+    as_one_text = [row.whole_text for row in task.test]
+    assert not np.array_equal(best.model.logits(as_one_text), best.model.logits([row.divided_text for row in task.test]))
 
 
 def without_seconds(fitted: LinearFit) -> dict[str, Any]:

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 import safetensors.numpy
-from linear_fixtures import TOPICS, number_task, relation_task, several_labels_task, topic_task, word_vectors
+from linear_fixtures import TOPICS, number_task, opposed_vectors, pair_task, relation_task, several_labels_task, topic_task, word_vectors
 
 from cramlm.errors import ArtifactError, EnvironmentFault
+from cramlm.inference.linear import LinearPredictor
 from cramlm.linear.features import VARIANTS, TextMatrices
 from cramlm.linear.files import MODEL_FILE, WEIGHTS_FILE, is_linear
 from cramlm.linear.fit import SearchSpace, fit_linear
@@ -103,6 +104,17 @@ def test_a_model_of_marked_texts_is_saved_and_loaded_with_the_vectors_of_their_s
         edit_json(tmp_path / MODEL_FILE, marks=marks)
         with pytest.raises(ArtifactError, match=MODEL_FILE):
             LinearModel.load(tmp_path)
+
+
+def test_a_model_of_pairs_is_saved_and_loaded_and_reads_them_as_in_training(tmp_path: Path) -> None:
+    task, vectors = pair_task(), opposed_vectors()
+    model = fit(task, vectors=vectors, variants=("marked",))
+    model.save(tmp_path)
+    loaded = LinearPredictor.load(tmp_path)
+    texts, pairs = [row.text for row in task.test], [row.text_pair for row in task.test]
+    assert loaded.model.features([row.divided_text for row in task.test]).shape[1] == loaded.model.coefficients.weights.shape[0]
+    assert np.array_equal(loaded.logits(texts, pairs), model.logits([row.divided_text for row in task.test]))
+    assert np.isfinite(loaded.logits(texts)).all(), "texts without a second one"
 
 
 def test_a_text_alone_has_the_logits_that_it_has_among_others_and_in_shared_matrices(static: LinearModel) -> None:

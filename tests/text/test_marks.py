@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cramlm.records import PAIR_BOUNDARY
 from cramlm.text.marks import MAX_KINDS, MIN_TEXTS, Marks
 
 WORDS = ("tin", "binds", "lead", "in", "acid", "(see", "2)", "often,", "e.g.", "10%")
@@ -27,6 +28,7 @@ def marked(pattern: str, count: int = 40) -> list[str]:
         ("%s @GENE$ %s @CHEM-ICAL$", {"@GENE$", "@CHEM-ICAL$"}),
         ("$ %s $ %s # %s # %s", {"$", "#"}),
         ("%s 「%s」 %s", {"「", "」"}),
+        (f"%s {PAIR_BOUNDARY} <%%s> %s".replace("%%", "%"), {PAIR_BOUNDARY, "<", ">"}),
     ],
 )
 def test_the_strings_that_every_text_has_equally_often_are_marks(pattern: str, strings: set[str]) -> None:

@@ -23,7 +23,7 @@ from cramlm.errors import UsageError
 from cramlm.evaluation.kinds import KINDS
 from cramlm.inference.base import BasePredictor
 from cramlm.inference.combined import CombinedPredictor
-from cramlm.inference.linear import LinearPredictor, whole_texts
+from cramlm.inference.linear import LinearPredictor, divided_texts
 from cramlm.inference.onnx import OnnxPredictor
 from cramlm.records import Example, FloatArray, IntArray
 
@@ -139,7 +139,7 @@ def _vectors(predictor: BasePredictor, examples: Sequence[Example]) -> Any:
     if isinstance(predictor, CombinedPredictor) and isinstance(predictor.encoder, OnnxPredictor) and predictor.models.linear:
         linear = next(iter(predictor.models.linear.values()))
     if isinstance(linear, LinearPredictor):
-        return linear.model.features(whole_texts(texts, pairs))
+        return linear.model.features(divided_texts(texts, pairs))
     return predictor.embeddings(texts, pairs)
 
 

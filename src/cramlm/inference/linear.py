@@ -52,24 +52,24 @@ class LinearPredictor(BasePredictor):
     def logits(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> FloatArray:
         """Adjusted logits, float32 (n, labels), in the order given."""
         check_texts(texts, pairs, trained_on_pairs=self.trained_on_pairs)
-        return self.model.logits(whole_texts(texts, pairs))
+        return self.model.logits(divided_texts(texts, pairs))
 
     def whole_lengths(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> IntArray:
         """Words separated by white space in each text, int64 (n,)."""
-        return np.array([len(text.split()) for text in whole_texts(texts, pairs)], dtype=np.int64)
+        return np.array([len(text.split()) for text in divided_texts(texts, pairs)], dtype=np.int64)
 
     def embeddings(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> FloatArray:
         """The averaged word vectors of `static`; the other linear models have none."""
         check_texts(texts, pairs, trained_on_pairs=self.trained_on_pairs)
         vectors = self.model.vectors
-        return super().embeddings(texts, pairs) if vectors is None else vectors.of(whole_texts(texts, pairs))
+        return super().embeddings(texts, pairs) if vectors is None else vectors.of(divided_texts(texts, pairs))
 
     def word_spans(self, text: str) -> list[tuple[int, int]]:
         """Character spans of words and of runs of an equal other character."""
         return [match.span() for match in re.finditer(rf"{word_pattern()}|(\S)\1*", text)]
 
 
-def whole_texts(texts: Sequence[str], pairs: Sequence[str | None] | None) -> list[str]:
-    """Both halves of each pair as one text, as in training."""
+def divided_texts(texts: Sequence[str], pairs: Sequence[str | None] | None) -> list[str]:
+    """Each text, and both texts of each pair, as the linear models were trained on them."""
     examples = (Example("", text, pair, None) for text, pair in zip(texts, [None] * len(texts) if pairs is None else pairs, strict=True))
-    return [example.whole_text for example in examples]
+    return [example.divided_text for example in examples]

@@ -84,9 +84,9 @@ class _Data:
     @classmethod
     def of(cls, task: Task, passages: Sequence[str]) -> _Data:
         learned = task.with_label_texts
-        train = [normalize(example.whole_text) for example in learned.train]
+        train = [normalize(example.divided_text) for example in learned.train]
         vocabulary, rows = Vocabulary.fit("unigrams", [*train, *map(normalize, passages)], limit=MAX_TERMS)
-        dev = vocabulary.transform([normalize(example.whole_text) for example in task.dev])
+        dev = vocabulary.transform([normalize(example.divided_text) for example in task.dev])
         label_rows = np.eye(len(task.labels), dtype=np.float32)[SOLVERS[task.kind].targets(learned)]
         unlabelled = rows[len(train) :]
         label_counts = np.bincount(SOLVERS[task.kind].targets(task), minlength=len(task.labels))

@@ -26,7 +26,7 @@ from typing import Any, Final, Literal, TypeAlias
 import numpy as np
 import scipy.sparse
 
-from cramlm.records import FloatArray
+from cramlm.records import PAIR_BOUNDARY, FloatArray
 from cramlm.text.marks import Marks
 from cramlm.text.words import segment, word_pattern
 
@@ -209,7 +209,15 @@ def _segment_terms(marks: Marks, text: str) -> list[str]:
         around, count = f"{between.before} … {between.after}", len(between.words)
         terms += [f"{around} {term}" for term in _with_pairs([word.lower() for word in between.words])]
         terms.append(f"{around} {min(count // 4 * 4, 12) if count >= 4 else count} words")
-    return terms
+    return [*terms, *_shared_terms(marks, text)] if marks.pairs else terms
+
+
+def _shared_terms(marks: Marks, text: str) -> list[str]:
+    """The words that both texts of a pair have, and which tenth of the words of the shorter one they are."""
+    first, _, second = text.lower().partition(PAIR_BOUNDARY)
+    one, other = (set(marks.without_marks(each)) for each in (first, second))
+    share = 10 * len(one & other) // max(1, min(len(one), len(other)))
+    return [*(f"both {word}" for word in sorted(one & other)), f"both {share}0 %"]
 
 
 def _lower_tokens(text: str) -> list[str]:

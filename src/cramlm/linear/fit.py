@@ -115,7 +115,7 @@ class TaskFeatures:
     """Matrices of a task's training and dev texts by variant; vocabularies are fitted once and shared by the variants."""
 
     def __init__(self, task: Task, vectors: WordVectors | None, *, seed: int, marks: Marks | None = None) -> None:
-        whole = [[example.whole_text for example in split] for split in (task.train, task.dev)]
+        whole = [[example.divided_text for example in split] for split in (task.train, task.dev)]
         self._train, self._dev = ([normalize(text) for text in texts] for texts in whole)
         self._strata = SOLVERS[task.kind].strata(SOLVERS[task.kind].targets(task))
         self._seed = seed
@@ -172,7 +172,7 @@ class SearchSpace:
 
 def fit_reads_seed(task: Task) -> bool:
     """Return True if `fit_linear` reads the seed: to sample texts, or in liblinear, which fits more than `FEW_TEXTS`."""
-    texts = [example.whole_text for example in task.with_label_texts.train]
+    texts = [example.divided_text for example in task.with_label_texts.train]
     return len(texts) > FEW_TEXTS or sum(len(normalize(text)) for text in texts) > min(MAX_CHARACTERS.values())
 
 
@@ -185,7 +185,7 @@ def fit_linear(task: Task, space: SearchSpace, *, stage: str, vectors: WordVecto
     assert task.dev, "candidates are chosen on dev"
     began = time.perf_counter()
     learned = task.with_label_texts
-    marks = Marks.find([normalize(example.whole_text) for example in task.train])
+    marks = Marks.find([normalize(example.divided_text) for example in task.train])
     features, grid = TaskFeatures(learned, vectors, seed=space.seed, marks=marks), sorted(space.c)
     variants = [variant for variant in space.variants if variant != "marked" or marks is not None]
     total = len(variants)

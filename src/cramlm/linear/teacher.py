@@ -46,7 +46,7 @@ class Teacher:
     @classmethod
     def of(cls, models: Mapping[str, LinearModel], task: Task, *, metric: str) -> Teacher:
         """Combine classification models that were fitted on the training texts of `task`. metric: the dev score that chooses tau."""
-        texts = [example.whole_text for example in task.dev]
+        texts = [example.divided_text for example in task.dev]
         probabilities = {name: _probabilities(model, model.logits(texts)) for name, model in models.items()}
         combination = combine_on_dev(task, probabilities, metric=metric).combination
         counts = np.bincount(SOLVERS["classification"].targets(task), minlength=len(task.labels))
@@ -87,7 +87,7 @@ def _out_of_fold(model: LinearModel, task: Task, *, seed: int) -> FloatArray:
     assert isinstance(setting, Setting), "a regression is fitted again without each fold"
     solver, outputs = SOLVERS[model.kind], KINDS[model.kind].outputs
     learned = task.with_label_texts
-    texts, targets = [example.whole_text for example in learned.train], solver.targets(learned)
+    texts, targets = [example.divided_text for example in learned.train], solver.targets(learned)
     rows: Any = model.features(texts)
     dense = len(texts) <= FEW_TEXTS or (setting.scheme == "multinomial" and len(texts) <= MAX_MULTINOMIAL_TEXTS)
     if dense:

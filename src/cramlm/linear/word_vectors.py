@@ -24,7 +24,7 @@ import scipy.sparse
 from cramlm.errors import ArtifactError
 from cramlm.linear.features import count_terms
 from cramlm.linear.files import REBUILD, read_file
-from cramlm.records import FloatArray
+from cramlm.records import PAIR_BOUNDARY, FloatArray
 from cramlm.retrieval.bm25.terms import split_terms
 from cramlm.storage.arrays import offsets_of
 from cramlm.text.marks import Marks
@@ -60,15 +60,22 @@ class WordVectors:
 
     def width(self, marks: Marks | None) -> int:
         """Columns of `of_segments`."""
-        return len(self.shared) * (1 if marks is None else 1 + len(marks.kinds))
+        return len(self.shared) * (1 if marks is None else 1 + len(marks.kinds) + 2 * marks.pairs)
 
     def of_segments(self, texts: Sequence[str], marks: Marks | None) -> FloatArray:
-        """As `of`, with the vectors of the segments of each kind beside those of the whole texts; both halves have the same length."""
+        """As `of`, with the vectors of the segments of each kind beside those of the whole texts; both halves have the same length.
+
+        Of pairs also the products of the two texts' vectors, which tell how similar they are, and the absolute differences.
+        """
         whole = self.of(texts)
         if marks is None:
             return whole
-        segments = unit_vectors(np.hstack([self.of(column) for column in marks.by_kind(texts)]))
-        return unit_vectors(np.hstack([whole, segments]))
+        parts = [whole, unit_vectors(np.hstack([self.of(column) for column in marks.by_kind(texts)]))]
+        if marks.pairs:
+            first, second = (self.of([text.partition(PAIR_BOUNDARY)[half] for text in texts]) for half in (0, 2))
+            parts += [first * second * np.float32(len(self.shared) ** 0.5), np.abs(first - second)]
+        joined: FloatArray = np.hstack(parts) * np.float32(len(parts) ** -0.5)
+        return joined
 
     def of_counts(self, counts: Any) -> FloatArray:
         """The vectors of texts with these counts of words, CSR (texts, words)."""

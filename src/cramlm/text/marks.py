@@ -1,7 +1,7 @@
 """Marks in texts: strings such as `<<`, `</e1>`, `[E1]` or `@GENE$` by which a task points at parts of its texts.
 
 Tasks about relations mark the two entities in each text. What is said between the entities, and which of them comes first, then counts
-more than what else is in the text; `Marks.segments` divides a text there.
+more than what else is in the text; `Marks.segments` divides a text there. The boundary of a pair of texts is a mark as well.
 """
 
 from __future__ import annotations
@@ -13,8 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-_CANDIDATE: Final = re.compile(r"""</?[^\W\d][\w:-]*/?>|\[/?[^\W\d][\w-]*\]|@[\w-]+\$|([^\w\s.,;:!?'"()–—…-])\1*""")
-"""A tag, a name in square brackets, a placeholder like `@GENE$`, or a run of one symbol that is not punctuation of sentences."""
+from cramlm.records import PAIR_BOUNDARY
+
+_TAG: Final = re.compile(r"</?[^\W\d][\w:-]*/?>|\[/?[^\W\d][\w-]*\]|@[\w-]+\$")
+"""A tag, a name in square brackets, or a placeholder like `@GENE$`."""
+_SYMBOL: Final = re.compile(PAIR_BOUNDARY + r"""|([^\w\s.,;:!?'"()–—…-])\1*""")
+"""A run of one symbol that is not punctuation of sentences."""
 MIN_TEXTS: Final = 20
 MIN_SHARE: Final = 0.9
 """A mark occurs equally often in at least this share of the texts."""
@@ -51,9 +55,11 @@ class Marks:
             return None
         counts: Counter[tuple[str, int]] = Counter()
         for text in texts:
-            counts.update(Counter(found[0] for found in _CANDIDATE.finditer(text)).items())
+            candidates = [*_TAG.finditer(text), *_SYMBOL.finditer(text)]
+            counts.update(Counter(found[0] for found in candidates).items())
         frequent = {string for (string, times), count in counts.items() if times <= MAX_OCCURRENCES and count >= MIN_SHARE * len(texts)}
-        strings = sorted(frequent, key=lambda string: (-len(string), string))  # the longest first, for the pattern
+        whole = (string for string in frequent if not any(string in other for other in frequent - {string}))
+        strings = sorted(whole, key=lambda string: (-len(string), string))
         if not strings:
             return None
         marks = cls(tuple(strings[:MAX_MARKS]), ())
@@ -66,6 +72,11 @@ class Marks:
         around = ["", *parts[1::2], ""]
         return [Segment(before, after, tuple(words.split())) for before, after, words in zip(around, around[1:], parts[::2], strict=False)]
 
+    @property
+    def pairs(self) -> bool:
+        """True if the texts are pairs."""
+        return PAIR_BOUNDARY in self.strings
+
     def by_kind(self, texts: Sequence[str]) -> list[list[str]]:
         """For each of `kinds`, the words of these segments of each text."""
         columns: list[list[str]] = [[] for _ in self.kinds]
@@ -76,6 +87,10 @@ class Marks:
             for kind, column in zip(self.kinds, columns, strict=True):
                 column.append(" ".join(words.get(kind, ())))
         return columns
+
+    def without_marks(self, text: str) -> list[str]:
+        """The words of a text, without its marks."""
+        return self._pattern.sub(" ", text).split()
 
     @functools.cached_property
     def _pattern(self) -> re.Pattern[str]:

@@ -274,7 +274,7 @@ def outputs_of_linear_models(task: Task, linear_models: Mapping[str, Artifact]) 
         model = LinearModel.load(artifact.path)
 
         def of_model(examples: Sequence[Example], model: LinearModel = model) -> FloatArray:
-            return outputs_of(task.kind, model.logits([example.whole_text for example in examples]))
+            return outputs_of(task.kind, model.logits([example.divided_text for example in examples]))
 
         outputs[name] = outputs_by_split(task, of_model)
     return outputs

@@ -77,8 +77,8 @@ FIT_FACTS: Final = (
     "seconds",
 )
 """Fields of fit.json that scores.json repeats, if the model has them."""
-_VERSION: Final = 4
-_STATIC_VERSION: Final = 5
+_VERSION: Final = 5
+_STATIC_VERSION: Final = 6
 
 
 def fit_baseline(run: RunContext) -> Artifact:
