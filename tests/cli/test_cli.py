@@ -121,6 +121,21 @@ def test_predictions_have_the_ids_of_the_file_also_if_one_repeats(fitted: Path, 
     assert_one_line(cramlm("predict", fitted / "run/export", tmp_path / "new.jsonl", "--id-column", "nr"), 3, "'nr'", "--id-column")
 
 
+def test_text_that_a_recipe_does_not_read_is_named(fitted: Path, tmp_path: Path) -> None:
+    train, corpus = fitted / "data/train.jsonl", fitted / "data/corpus.jsonl"
+    options = ("fit", "--recipe", "tfidf", "--train", train, "--out", tmp_path / "run")
+    note = "the recipe tfidf reads labelled texts only: {} is not used"
+    assert note.format("--corpus and --unlabelled") in cramlm(*options, "--corpus", corpus, "--unlabelled", corpus).stderr
+    assert note.format("--corpus") in cramlm(*options, "--corpus", corpus).stderr
+    assert "is not used" not in cramlm(*options).stderr
+
+
+def test_a_missing_column_of_json_lines_has_one_remedy(fitted: Path, tmp_path: Path) -> None:
+    (tmp_path / "new.jsonl").write_text('{"body": "wave ship"}\n', "utf-8")
+    line = cramlm("predict", fitted / "run/export", tmp_path / "new.jsonl").stderr.strip()
+    assert line.endswith("no column 'text'; found 'body'; pass --text-column")
+
+
 def test_evaluate_refuses_an_unseen_label_unless_it_is_ignored(fitted: Path, tmp_path: Path) -> None:
     (tmp_path / "new.csv").write_text("text,label\nwave ship,sea\nridge valley,lake\n", "utf-8")
     assert_one_line(cramlm("evaluate", fitted / "run/export", tmp_path / "new.csv"), 3, "new.csv:3", "'lake'", "--unseen-labels")

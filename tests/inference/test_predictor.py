@@ -102,6 +102,12 @@ def test_texts_and_pairs_that_are_no_lists_of_equally_many_strings_are_refused(
         predictor.predict_iter(["a"], batch=0)
 
 
+def test_a_generator_of_texts_is_refused_with_what_takes_it(predictor: Predictor, texts: list[str]) -> None:
+    for arguments in ((iter(texts), None), (texts, iter(texts))):
+        with pytest.raises(UsageError, match=r"(texts|pairs) is a \w+, which has no length; pass a list, or use predict_iter"):
+            predictor.predict(*arguments)  # type: ignore[arg-type]
+
+
 def test_scores_count_what_was_predicted(predictor: Predictor, texts: list[str]) -> None:
     predictions = [prediction.label for prediction in predictor.predict(texts)]
     examples = [Example(str(number), text, None, label) for number, (text, label) in enumerate(zip(texts, predictions, strict=True))]

@@ -148,6 +148,7 @@ def fit(
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a lost rank is reported in one line, gloo's own report has fifty
     from cramlm.pipeline.context import Process
     from cramlm.pipeline.run import run  # after the config is validated: imports torch
+    from cramlm.records import Event
     from cramlm.training.distributed import join
 
     with stop_on_signals() as stop, join(resolved.distributed, device=resolved.device) as ranks:
@@ -158,6 +159,8 @@ def fit(
         if several:
             resolved = resolve_run(recipe, config, set_, task=task, **options)
         with console_events() as emit:
+            if ignored := unread_options(resolved, corpus=corpus, unlabelled=unlabelled):
+                emit(Event("note", "task", f"the recipe {resolved.name} reads labelled texts only: {ignored} is not used"))
             folders: dict[str, Any] = {"out": out, "overwrite": overwrite, "store": store, "track": track}
             finished = run(resolved, **folders, emit=emit, process=Process(stop, _STARTED, ranks))
     show_table(f"{resolved.name}: {finished.path}", summary_header(finished.scores), summary_rows(finished.scores))
@@ -168,6 +171,12 @@ def fit(
     print(f"report: {finished.path / 'report.html'}")
     print(f"model: {finished.export}")
     print(next_commands(finished.path, finished.config))
+
+
+def unread_options(config: Any, *, corpus: Any, unlabelled: Any) -> str:
+    """Return the options that name text which the run does not read; empty if there are none."""
+    named = {"--corpus": (corpus, config.corpus), "--unlabelled": (unlabelled, config.task.unlabelled)}
+    return " and ".join(option for option, (given, read) in named.items() if given and not read)
 
 
 def next_commands(run: Path, config: Any) -> str:

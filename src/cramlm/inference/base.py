@@ -223,6 +223,9 @@ def check_texts(texts: Sequence[str], pairs: Sequence[str | None] | None, *, tra
         is not a string.
     """
     refuse_one_string(texts, pairs)
+    for name, values in (("texts", texts), ("pairs", pairs)):
+        if values is not None and not hasattr(values, "__len__"):
+            raise UsageError(f"{name} is a {type(values).__name__}, which has no length; pass a list, or use predict_iter")
     given = [None] * len(texts) if pairs is None else list(pairs)  # also of a pandas Series
     if len(given) != len(texts):
         raise UsageError(f"{len(texts)} texts but {len(given)} pairs; give one for each text (None where there is none)")

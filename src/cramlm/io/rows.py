@@ -75,7 +75,8 @@ class RowCounts:
             DataError: unless on_bad_row is "skip".
         """
         if self.on_bad_row != "skip":
-            raise DataError(f"{self.path}:{line}: {reason}; fix it{', or pass --on-bad-row skip' if self.on_bad_row else ''}")
+            remedy = "" if "; pass --" in reason else "; fix it"
+            raise DataError(f"{self.path}:{line}: {reason}{remedy}{', or pass --on-bad-row skip' if self.on_bad_row else ''}")
         self.rejected.append(Rejected(str(self.path), line, reason))
 
     def refuse(self, line: int, reason: str) -> None:
