@@ -61,6 +61,18 @@ def test_every_kind_of_finding_has_its_file_and_line(tmp_path: Path) -> None:
     assert leak.message == f"the text of {train}:4, label 'sea' here and 'hill' there"
 
 
+def test_a_held_out_label_that_differs_in_case_from_one_of_train_is_named_with_it(tmp_path: Path) -> None:
+    """As JSON's true beside the True that pandas writes into a table."""
+    train = write_jsonl(tmp_path / "train.jsonl", ({"text": f"text number {number}", "label": number % 2 == 0} for number in range(20)))
+    (tmp_path / "dev.csv").write_text("text,label\nanother text,True\na third one,maybe\n", "utf-8")
+    held_out = read_labelled(str(tmp_path / "dev.csv"), RowFormat())
+    messages = [each.message for each in check_files(read_labelled(str(train), RowFormat()), [held_out]) if each.rule == "unseen-label"]
+    assert messages == [
+        "label 'True' is not among the training labels, but 'true' is; write both the same way",
+        "label 'maybe' is not among the training labels",
+    ]
+
+
 @pytest.mark.parametrize(
     ("kind", "labels", "message"),
     [

@@ -256,10 +256,13 @@ def _labels(train: LabelledFile, held_out: Sequence[LabelledFile]) -> Iterator[F
     if most > UNEVEN * least:
         message = f"{brief(largest, 30)} has {most:,} rows and {brief(smallest, 30)} {least:,}; compare macro-F1"
         yield Finding(train.name, "notice", "uneven-labels", message)
+    spelled = {" ".join(normalise(label).split()): label for label in counts}
     for file in held_out:
         for example, name in file.names():
             if name not in counts:
                 message = f"label {brief(name, 30)} is not among the training labels"
+                if (near := spelled.get(" ".join(normalise(name).split()))) is not None:
+                    message += f", but {brief(near, 30)} is; write both the same way"
                 yield Finding(example.id, "problem", "unseen-label", message)
         present = {name for _, name in file.names()}
         for label in sorted(set(counts) - present):
