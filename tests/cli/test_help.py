@@ -14,7 +14,7 @@ import typer
 from commands import cramlm, error_line, printed
 from cramlm.cli import options
 from cramlm.cli.app import PANELS, app
-from cramlm.cli.help import MAX_WIDTH, RENAMED_OPTIONS, replace_old_spellings, split_help
+from cramlm.cli.help import MAX_WIDTH, RENAMED_OPTIONS, repeat_options, replace_old_spellings, split_help
 from cramlm.config.run import Duplicates, OnBadRow
 from cramlm.inference.combined import ModelPart
 from cramlm.pipeline.trackers import PACKAGES
@@ -98,6 +98,27 @@ def test_an_old_spelling_is_replaced_with_one_line_about_it(capsys: pytest.Captu
         "cramlm: --limit is now --top-k; the next version does not accept --limit",
     ]
     assert replace_old_spellings(["--init", "folder"], {"--init", "--base-model"}) == ["--init", "folder"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "repeated"),
+    [
+        ("--corpus a b c --budget 1m", "--corpus a --corpus b --corpus c --budget 1m"),
+        ("--corpus=a b --seed 1 2 --verbose", "--corpus=a --corpus b --seed 1 --seed 2 --verbose"),
+        ("--budget 1m stray --corpus a", "--budget 1m stray --corpus a"),
+        ("--corpus a -- b", "--corpus a -- b"),
+        ("--corpus", "--corpus"),
+    ],
+)
+def test_an_option_that_may_be_repeated_takes_several_values_as_the_shell_makes_them_of_a_pattern(arguments: str, repeated: str) -> None:
+    assert repeat_options(arguments.split(), {"--corpus", "--seed"}) == repeated.split()
+
+
+def test_a_pattern_that_the_shell_expanded_is_read_like_a_quoted_one() -> None:
+    spread = cramlm("config", "--corpus", "a.jsonl", "b.jsonl", "--budget", "1m")
+    assert spread.returncode == 0, spread.stderr
+    assert spread.stdout == cramlm("config", "--corpus", "a.jsonl", "--corpus", "b.jsonl", "--budget", "1m").stdout
+    assert "(stray)" in error_line(cramlm("config", "--budget", "1m", "stray"), 2)
 
 
 def test_every_old_spelling_has_a_command_with_its_successor() -> None:

@@ -1,4 +1,4 @@
-"""How `--help` is printed, and old spellings of options.
+"""How `--help` is printed, and which spellings of arguments are accepted.
 
     Usage: cramlm COMMAND [OPTIONS]
 
@@ -50,7 +50,9 @@ class _Sections:
 
 
 class Command(_Sections, TyperCommand):
-    """A command whose help has panels and examples, and that accepts old spellings of its options."""
+    """A command whose help has panels and examples. It accepts old spellings of its options and, if all its arguments are options, several
+    values after one that may be repeated: the shell makes `--corpus *.jsonl` such a list.
+    """
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         pieces = []
@@ -62,7 +64,10 @@ class Command(_Sections, TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         names = {name for parameter in self.params for name in parameter.opts}
-        return super().parse_args(ctx, replace_old_spellings(args, names))
+        arguments = replace_old_spellings(args, names)
+        if all(parameter.param_type_name == "option" for parameter in self.params):
+            arguments = repeat_options(arguments, {name for parameter in self.params if parameter.multiple for name in parameter.opts})
+        return super().parse_args(ctx, arguments)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         write_panels(self, ctx, formatter)
@@ -101,6 +106,24 @@ def replace_old_spellings(arguments: Sequence[str], names: set[str]) -> list[str
             replaced[position] = f"{new}{equals}{value}"
             print(f"cramlm: {old} is now {new}; the next version does not accept {old}", file=sys.stderr)
     return replaced
+
+
+def repeat_options(arguments: Sequence[str], names: set[str]) -> list[str]:
+    """Return the arguments with one of `names` before each of its values: --corpus A B -> --corpus A --corpus B."""
+    result: list[str] = []
+    option, needs_value = "", False
+    for position, argument in enumerate(arguments):
+        if argument == "--":
+            return [*result, *arguments[position:]]
+        if argument.startswith("-") and not needs_value:
+            option, equals, _ = argument.partition("=")
+            needs_value = option in names and not equals
+        elif option in names and not needs_value:
+            result.append(option)
+        else:
+            needs_value = False
+        result.append(argument)
+    return result
 
 
 def split_help(text: str | None) -> tuple[str, list[str]]:
