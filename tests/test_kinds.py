@@ -162,7 +162,7 @@ def test_an_operation_that_a_kind_does_not_have_is_refused_in_one_line(fitted: t
     ):
         assert refused in error_line(cramlm(*command), 2)
     with pytest.raises(UsageError, match=refused):
-        CramClassifier(settings={"task.kind": kind}).fit(["a", "b"], ["x", "y"])
+        CramClassifier(settings={"task.kind": kind}).fit(["a", "b", "c", "d"], ["x", "y", "x", "y"])
     with pytest.raises(UsageError, match="the term 'important_tokens' needs tasks with one label per text"):
         recipes.selective_masking(train="", corpus="c.jsonl", kind=kind)
 

@@ -108,6 +108,7 @@ def test_rows_are_not_written_in_another_format_than_the_name_of_the_file_says(f
     for command in ("predict", "label-next"):
         result = cramlm(command, fitted / "run/export", tmp_path / "new.txt", "--out", tmp_path / name)
         assert_one_line(result, 2, name, ".jsonl", ".csv")
+    assert_one_line(cramlm("passages", fitted / "run", "--out", tmp_path / name), 2, name, ".jsonl")
     assert not (tmp_path / name).exists()
 
 

@@ -15,6 +15,7 @@ import typer
 from cramlm.cli.options import (
     BM25,
     NORM_HELP,
+    OTHER_FORMATS,
     DuplicatesOption,
     IdColumn,
     JsonOption,
@@ -234,6 +235,7 @@ def select(
     refuse_foreign(out, kind=KIND)
     if jsonl is not None:
         refuse_output(jsonl, train, queries, dev, test, published=[out])
+        refuse_other_format(jsonl)
     if (train is None) == (queries is None):
         raise UsageError("pass labelled texts with --train, or texts without labels with --queries")
     columns = task_columns(text_column, label_column, text_pair_column, kind, label_separator)
@@ -259,6 +261,12 @@ def select(
         passages(out, jsonl)
 
 
+def refuse_other_format(out: Path) -> None:
+    """Raise UsageError if the name of a file for passages ends in that of another format than JSON lines."""
+    if out.suffix.lower() in (".csv", ".tsv", *OTHER_FORMATS):
+        raise UsageError(f"{out}: passages are written as JSON lines; choose the ending .jsonl")
+
+
 def passages(
     selection: Annotated[Path, typer.Argument(metavar="DIR", help="Output folder of `cramlm select`, or a run.")],
     out: Annotated[Path | None, typer.Option("-o", "--out", metavar="FILE", help="File to write (default: standard output).")] = None,
@@ -273,6 +281,8 @@ def passages(
     from cramlm.retrieval.selection import SELECTION_FILE, SelectionTable
     from cramlm.storage.artifacts import MANIFEST, publish_file, refuse_output
 
+    if out is not None:
+        refuse_other_format(out)
     if not (selection / SELECTION_FILE).exists():
         from cramlm.inference.folders import run_at
 

@@ -19,6 +19,7 @@ import typer
 
 from cramlm.cli.options import (
     LIMITS,
+    OTHER_FORMATS,
     AbstainAtAccuracyOption,
     AbstainBelowOption,
     IdColumn,
@@ -36,8 +37,6 @@ from cramlm.cli.options import (
 )
 from cramlm.cli.process import check_address_space_of_model
 from cramlm.errors import EnvironmentFault, UsageError, brief, counted
-
-_UNWRITTEN = (".parquet", ".arrow", ".feather", ".xlsx", ".gz", ".zst", ".npy")  # endings of other formats
 
 if TYPE_CHECKING:
     from cramlm.data.task import RowFormat
@@ -456,7 +455,7 @@ def separator_of(out: Path) -> str | None:
         UsageError: if the ending is that of a format that is not written.
     """
     ending = out.suffix.lower()
-    if ending in _UNWRITTEN:
+    if ending in OTHER_FORMATS:
         raise UsageError(f"{out}: rows are written as JSON lines (.jsonl) or as a table (.csv, .tsv); choose one of these endings")
     return {".csv": ",", ".tsv": "\t"}.get(ending)
 

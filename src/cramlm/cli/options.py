@@ -226,6 +226,9 @@ ConfigOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 ThreadsOption = Annotated[int, typer.Option("--threads", metavar="N", min=1, help="CPU threads; the result is the same.")]
+OTHER_FORMATS = (".parquet", ".arrow", ".feather", ".xlsx", ".gz", ".zst", ".npy")
+"""Endings of formats in which no command writes rows."""
+
 IdColumn = Annotated[
     str,
     typer.Option(

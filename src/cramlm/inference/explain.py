@@ -71,9 +71,11 @@ def explain(predictor: BasePredictor, text: str, *, run: Path | None = None, pas
     Raises:
         UsageError: if `text` is blank, or not one string, or the model reads pairs. DataError: if it holds a lone surrogate.
     """
-    require_single_label(predictor.kind, "explain", "compare what cramlm predict says of the text with and without a word")
+    require_single_label(predictor.kind, "explain", "compare the predictions of cramlm predict for the text with and without a word")
     if predictor.trained_on_pairs:
-        raise UsageError("explain reads one text, and this model was trained on pairs; compare what cramlm predict says of changed pairs")
+        raise UsageError(
+            "explain reads one text, and this model was trained on pairs; compare the predictions of cramlm predict for changed pairs"
+        )
     if not isinstance(text, str) or not text.strip():
         raise UsageError(f"text to explain is {text!r:.40}; pass one string that is not blank")
     spans = _whole_emoji(text, predictor.word_spans(text))
