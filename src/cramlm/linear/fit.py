@@ -41,6 +41,8 @@ MAX_CHARACTERS: Final[Mapping[Variant, int]] = {
     "union": 20_000_000,
 }
 """If the training texts have more characters together, a sample is fitted that has the same share of every label."""
+MAX_VECTOR_VALUES: Final = 40_000_000
+"""Of the vectors of segments of all training texts, half a gigabyte in the matrix that is fitted; of more texts a sample is fitted."""
 _FAR_BELOW: Final = 0.01  # in dev score: a larger C gains less than this on all texts
 _SAMPLE_STREAM: Final = 0x7F1D
 
@@ -129,20 +131,32 @@ class TaskFeatures:
 
     @functools.cached_property
     def _vectors(self) -> tuple[FloatArray, FloatArray] | None:
-        return self._vectors_of_segments(None)
-
-    def _vectors_of_segments(self, marks: Marks | None) -> tuple[FloatArray, FloatArray] | None:
+        """Of whole texts."""
         if self._word_vectors is None:
             return None
-        train, dev = (self._word_vectors.of_segments(texts, marks) for texts in self._whole)
+        train, dev = map(self._word_vectors.of, self._whole)
         return train, dev
+
+    def _vectors_under(self, variant: Variant, kept: IntArray) -> tuple[FloatArray, FloatArray] | None:
+        if variant != "marked" or self._word_vectors is None:
+            return None if self._vectors is None else (self._vectors[0][kept], self._vectors[1])
+        train, dev = self._whole
+        texts = [train[index] for index in kept.tolist()]
+        return self._word_vectors.of_segments(texts, self._marks), self._word_vectors.of_segments(dev, self._marks)
+
+    def _kept(self, variant: Variant) -> IntArray:
+        """Indices of the training texts that are fitted, ascending."""
+        kept = _sampled(self._train, self._strata, MAX_CHARACTERS[variant], self._seed)
+        if variant != "marked" or self._word_vectors is None:
+            return kept
+        most = MAX_VECTOR_VALUES // self._word_vectors.width(self._marks)
+        return kept[_share_of(self._strata[kept], most / len(kept), self._seed)]
 
     def rows(self, variant: Variant) -> VariantRows:
         """The matrices under one variant."""
-        kept = _sampled(self._train, self._strata, MAX_CHARACTERS[variant], self._seed)
+        kept = self._kept(variant)
         parts = [self._part(kind, kept) for kind in PARTS[variant]]
-        vectors = self._vectors_of_segments(self._marks) if variant == "marked" else self._vectors
-        vectors = None if vectors is None else (vectors[0][kept], vectors[1])
+        vectors = self._vectors_under(variant, kept)
         tfidf = Tfidf(variant, tuple(part[0] for part in parts))
         return VariantRows(tfidf, join([part[1] for part in parts]), join([part[2] for part in parts]), vectors, kept)
 
