@@ -86,3 +86,8 @@ def brief(value: object, limit: int = 60) -> str:
 def counted(number: int, singular: str, plural: str | None = None) -> str:
     """Return a number with its noun, like "1 thread" and "2,000 threads". plural: where it is not the singular with an s."""
     return f"{number:,} {singular if number == 1 else plural or f'{singular}s'}"
+
+
+def size(count: int) -> str:
+    """Return a number of bytes, like "12 MB" and "1.9 GB"."""
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"

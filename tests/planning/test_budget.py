@@ -215,6 +215,7 @@ FORECAST = CostForecast((), None, 1, 0, (), 60.0, 1e12, memory=3_000_000_000, di
     ("memory", "disk", "line"),
     [
         (2_900_000_000, 9_000_000_000, "needs about 3.0 GB of memory and 2.9 GB are available; pass a smaller"),
+        (None, 12_000_000, "runs/x: this run needs about 2.0 GB of disk and 12 MB are free; free space, or pass"),
         (None, 1_900_000_000, "runs/x: this run needs about 2.0 GB of disk and 1.9 GB are free; free space, or pass"),
     ],
 )

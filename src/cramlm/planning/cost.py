@@ -16,7 +16,7 @@ import numpy as np
 from cramlm.config.base import Budget
 from cramlm.config.retriever import Bm25Config, DenseConfig, ElasticsearchConfig, RetrieverConfig
 from cramlm.config.run import PhaseConfig, RunConfig
-from cramlm.errors import EnvironmentFault, UsageError
+from cramlm.errors import EnvironmentFault, UsageError, size
 from cramlm.linear.cooccurrence import forecast_word_vectors
 from cramlm.planning import budget
 from cramlm.planning.speed import Measurement
@@ -92,11 +92,11 @@ class CostForecast:
 
     def describe(self) -> str:
         """The cost in one line."""
-        memory = "" if self.memory is None else f", at most {self.memory / 1e9:.1f} GB of memory"
+        memory = "" if self.memory is None else f", at most {size(self.memory)} of memory"
         selected = f"{self.external_tokens / 1e6:.2f}M tokens of raw text, " if self.external_tokens else ""
         return (
             f"{self.parameters / 1e6:.1f}M parameters, {selected}{self.seconds / 60:.1f} min in all, {self.flops:.1e} FLOPs{memory}, "
-            f"{self.disk / 1e9:.1f} GB of disk"
+            f"{size(self.disk)} of disk"
         )
 
 
@@ -182,12 +182,12 @@ def check_resources(cost: CostForecast, *, memory: int | None, disk: int, folder
     """Raises EnvironmentFault if the run needs more memory than is available, or more disk than is free where it is written."""
     if memory is not None and cost.memory is not None and cost.memory > memory:
         raise EnvironmentFault(
-            f"this run needs about {cost.memory / 1e9:.1f} GB of memory and {memory / 1e9:.1f} GB are available; pass a smaller "
+            f"this run needs about {size(cost.memory)} of memory and {size(memory)} are available; pass a smaller "
             "--preset, a smaller --set phases[0].batch_size=N, or close other programs"
         )
     if cost.disk > disk:
         raise EnvironmentFault(
-            f"{folder}: this run needs about {cost.disk / 1e9:.1f} GB of disk and {disk / 1e9:.1f} GB are free; free space, or pass "
+            f"{folder}: this run needs about {size(cost.disk)} of disk and {size(disk)} are free; free space, or pass "
             "--out and --store on another disk"
         )
 

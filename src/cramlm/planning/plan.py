@@ -22,7 +22,7 @@ from cramlm.config.base import Budget, parse_budget
 from cramlm.config.retriever import RETRIEVER
 from cramlm.config.run import PhaseConfig, RunConfig
 from cramlm.data.task import read_task, task_fingerprint
-from cramlm.errors import EnvironmentFault, UsageError, counted
+from cramlm.errors import EnvironmentFault, UsageError, counted, size
 from cramlm.evaluation.evaluate import sequences_of
 from cramlm.io.machine import available_cores, available_memory, peak_memory, resident_memory
 from cramlm.io.paths import stamp_inputs
@@ -243,7 +243,7 @@ def _measured(config: RunConfig, phase: PhaseConfig, precision: Precision, *, th
     available = _available_memory(device)
     if device.type == "cpu" and available is not None and (least := least_step_memory(setup)) > available:
         raise EnvironmentFault(
-            f"a step of phase {phase.name!r} needs at least {least / 1e9:.1f} GB of memory and {available / 1e9:.1f} GB are available; "
+            f"a step of phase {phase.name!r} needs at least {size(least)} of memory and {size(available)} are available; "
             f"pass a smaller --preset, a smaller --set phases[{config.phases.index(phase)}].batch_size=N, or close other programs"
         )
     if config.tokens_per_second is None:
