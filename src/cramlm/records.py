@@ -43,7 +43,7 @@ class Document:
 
 
 PAIR_BOUNDARY: Final = "\x1e"
-"""Between the texts of a pair; white space for words, tokens and n-grams, a mark for text/marks.py."""
+"""Between the texts of a pair; white space for words, tokens and n-grams, a marker for text/markers.py."""
 
 
 @dataclass(frozen=True, slots=True)

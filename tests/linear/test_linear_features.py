@@ -15,7 +15,7 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from cramlm.linear import features
 from cramlm.linear.features import Terms, TextMatrices, Tfidf, Vocabulary, join, normalize
 from cramlm.records import PAIR_BOUNDARY, Example
-from cramlm.text.marks import Marks
+from cramlm.text.markers import Markers
 from cramlm.text.words import word_pattern
 
 WORDS = ("wave", "Ship", "a", "the", "<<", "[[", "don't", "ọ̀rọ̀", "हिन्दी", "x2,", "é", "naïve", "ab", "wavering")
@@ -67,7 +67,7 @@ def test_the_most_frequent_terms_are_kept_as_by_max_features(kind: Terms) -> Non
     limit = {"words": 4, "tokens": 4, "characters": 3}[kind]
     vocabulary, matrix = Vocabulary.fit(kind, texts, limit=limit)
     assert len(vocabulary.terms) == limit
-    counts = features._count(kind, texts, None)
+    counts = features._count(kind, texts, None, None)
     totals = dict(zip(counts[1], np.asarray(counts[0].sum(axis=0)).ravel(), strict=True))
     assert min(totals[term] for term in vocabulary.terms) >= max(totals[term] for term in set(totals) - set(vocabulary.terms))
     fixed = TfidfVectorizer(**OPTIONS[kind], vocabulary=vocabulary.terms, sublinear_tf=True).fit_transform(texts)
@@ -84,12 +84,12 @@ def test_the_boundary_of_a_pair_changes_nothing_but_segments() -> None:
         assert (of_whole != of_divided).nnz == 0
 
 
-def test_terms_of_segments_name_the_marks_around_them_and_pairs_the_words_that_both_texts_have() -> None:
-    marks = Marks(("<<", ">>"), ())
-    terms, matrix = Vocabulary.fit("segments", ["In <<Tin ore>>"], marks)
+def test_terms_of_segments_name_the_markers_around_them_and_pairs_the_words_that_both_texts_have() -> None:
+    markers = Markers(("<<", ">>"), ())
+    terms, matrix = Vocabulary.fit("segments", ["In <<Tin ore>>"], markers)
     assert terms.terms == (" … << 1 words", " … << in", "<< … >> 2 words", "<< … >> ore", "<< … >> tin", "<< … >> tin ore", ">> …  0 words")
     assert matrix.shape == (1, len(terms.terms))
-    of_pairs, _ = Vocabulary.fit("segments", [f"Tin ore{PAIR_BOUNDARY}tin of lead"], Marks((PAIR_BOUNDARY,), ()))
+    of_pairs, _ = Vocabulary.fit("segments", [f"Tin ore{PAIR_BOUNDARY}tin of lead"], Markers((PAIR_BOUNDARY,), ()))
     assert {"both tin", "both 50 %"} <= set(of_pairs.terms)
 
 

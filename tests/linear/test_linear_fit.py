@@ -35,7 +35,7 @@ from cramlm.linear.features import VARIANTS
 from cramlm.linear.fit import VECTOR_WEIGHTS, LinearFit, SearchSpace, TaskFeatures, _Spans, fit_linear
 from cramlm.linear.solvers import inner_products
 from cramlm.records import Event, Example, Task, TaskKind
-from cramlm.text.marks import Marks
+from cramlm.text.markers import Markers
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "tasks"
 METRICS: dict[TaskKind, str] = {"classification": "macro_f1", "multi-label": "macro_f1", "regression": "pearson"}
@@ -67,7 +67,7 @@ def test_what_is_said_between_two_marked_entities_is_learned_where_the_words_of_
 def test_vectors_of_segments_of_too_many_texts_are_those_of_a_sample_with_every_label(monkeypatch: pytest.MonkeyPatch) -> None:
     task, events = pair_task(), list[Event]()
     vectors = opposed_vectors()
-    monkeypatch.setattr(fit_module, "MAX_VECTOR_VALUES", 60 * vectors.width(Marks.find([row.divided_text for row in task.train])))
+    monkeypatch.setattr(fit_module, "MAX_VECTOR_VALUES", 60 * vectors.width(Markers.find([row.divided_text for row in task.train])))
     fitted = fit(task, vectors=vectors, variants=("marked",), emit=events.append)
     assert fitted.train_texts == 60
     assert "60 of 120 training texts" in next(event.message for event in events if event.kind == "warning")

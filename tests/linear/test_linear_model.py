@@ -85,13 +85,13 @@ def test_a_model_of_marked_texts_is_saved_and_loaded_with_the_vectors_of_their_s
     vectors = word_vectors({"raises": 0, "lowers": 1, "tin": 2})
     model = fit(task, vectors=vectors, variants=("marked",))
     texts = [*TEXTS, *(row.text for row in task.test)]
-    assert model.tfidf.marks is not None
-    assert model.features(texts).shape[1] == model.tfidf.width + len(vectors.shared) * (1 + len(model.tfidf.marks.kinds))
+    assert model.tfidf.markers is not None
+    assert model.features(texts).shape[1] == model.tfidf.width + len(vectors.shared) * (1 + len(model.tfidf.markers.kinds))
     model.save(tmp_path)
     loaded = LinearModel.load(tmp_path)
     assert np.array_equal(loaded.logits(texts), model.logits(texts))
-    assert loaded.tfidf.marks == model.tfidf.marks
-    stored = json.loads((tmp_path / MODEL_FILE).read_bytes())["marks"]
+    assert loaded.tfidf.markers == model.tfidf.markers
+    stored = json.loads((tmp_path / MODEL_FILE).read_bytes())["markers"]
     wrong = [
         None,
         {},
@@ -100,8 +100,8 @@ def test_a_model_of_marked_texts_is_saved_and_loaded_with_the_vectors_of_their_s
         stored | {"kinds": [["<<"]]},
         stored | {"kinds": [[1, 2]]},
     ]
-    for marks in [*wrong, stored | {"kinds": stored["kinds"][1:]}]:
-        edit_json(tmp_path / MODEL_FILE, marks=marks)
+    for markers in [*wrong, stored | {"kinds": stored["kinds"][1:]}]:
+        edit_json(tmp_path / MODEL_FILE, markers=markers)
         with pytest.raises(ArtifactError, match=MODEL_FILE):
             LinearModel.load(tmp_path)
 

@@ -4,7 +4,7 @@
     tokens       1- and 2-grams of the strings between white space, as written; markup such as `<<` and `[[` is kept
     characters   2- to 5-grams of characters inside words, lower case
     union        tokens and characters side by side, each scaled by sqrt(1/2)
-    marked       tokens, and beside them words and word pairs of the segments between the task's marks (text/marks.py), if it has any
+    marked       tokens, and beside them words and word pairs of the segments between the task's markers (text/markers.py), if it has any
     unigrams     normalized words alone (text/words.py), for naive Bayes
 
 Texts are normalized to Unicode NFC. Weights are those of scikit-learn's `TfidfVectorizer(sublinear_tf=True)`: (1 + ln tf) * idf with
@@ -27,14 +27,14 @@ import numpy as np
 import scipy.sparse
 
 from cramlm.records import PAIR_BOUNDARY, FloatArray
-from cramlm.text.marks import Marks
+from cramlm.text.markers import Markers
 from cramlm.text.words import segment, word_pattern
 
 Variant: TypeAlias = Literal["words", "tokens", "characters", "union", "marked", "unigrams"]
 Terms: TypeAlias = Literal["words", "tokens", "characters", "segments", "unigrams"]
 
 VARIANTS: Final[tuple[Variant, ...]] = ("words", "tokens", "characters", "union", "marked")
-"""Those that logistic regression chooses from; `marked` only in a task with marks."""
+"""Those that logistic regression chooses from; `marked` only in a task with markers."""
 MAX_FEATURES: Final = 300_000
 MIN_DOCUMENTS: Final = 2
 """Terms in fewer training texts are dropped if there are at least `MANY_TEXTS` training texts."""
@@ -58,35 +58,35 @@ def normalize(text: str) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Vocabulary:
-    """Terms of one kind in alphabetical order and their inverse document frequencies, float32 (terms,). marks: those between segments."""
+    """Terms of one kind in alphabetical order and their inverse document frequencies, float32 (terms,). markers: those between segments."""
 
     kind: Terms
     terms: tuple[str, ...]
     idf: FloatArray
-    marks: Marks | None = None
+    markers: Markers | None = None
 
     @classmethod
-    def fit(cls, kind: Terms, texts: Sequence[str], marks: Marks | None = None, *, limit: int = MAX_FEATURES) -> tuple[Vocabulary, Any]:
+    def fit(cls, kind: Terms, texts: Sequence[str], markers: Markers | None = None, *, limit: int = MAX_FEATURES) -> tuple[Vocabulary, Any]:
         """Return the vocabulary of texts, at most the `limit` most frequent terms, and the matrix of these texts.
 
-        marks: needed for segments, ignored otherwise.
+        markers: needed for segments, ignored otherwise.
         """
-        marks = marks if kind == "segments" else None
-        counts, terms = _count(kind, texts, None, marks)
+        markers = markers if kind == "segments" else None
+        counts, terms = _count(kind, texts, None, markers)
         documents = np.bincount(counts.indices, minlength=len(terms))
         kept = np.flatnonzero(documents >= (MIN_DOCUMENTS if len(texts) >= MANY_TEXTS else 1))
         if len(kept) > limit:
             total = np.asarray(counts.sum(axis=0)).ravel()[kept]
             kept = np.sort(kept[np.argsort(-total, kind="stable")[:limit]])
         idf = np.log((1 + len(texts)) / (1 + documents[kept])) + 1
-        vocabulary = cls(kind, tuple(terms[index] for index in kept.tolist()), idf.astype(np.float32), marks)
+        vocabulary = cls(kind, tuple(terms[index] for index in kept.tolist()), idf.astype(np.float32), markers)
         return vocabulary, vocabulary._weigh(counts if len(kept) == len(terms) else counts[:, kept])
 
     def transform(self, texts: Sequence[str]) -> Any:
         """The matrix of texts, scipy CSR float32 (texts, terms); rows have length 1, or 0 if a text has no term of the vocabulary."""
         if not self.terms or not texts:
             return scipy.sparse.csr_matrix((len(texts), len(self.terms)), dtype=np.float32)
-        return self._weigh(_count(self.kind, texts, self._columns, self.marks)[0])
+        return self._weigh(_count(self.kind, texts, self._columns, self.markers)[0])
 
     @functools.cached_property
     def _columns(self) -> Mapping[str, int]:
@@ -109,7 +109,7 @@ class TextMatrices:
     def of(self, vocabulary: Vocabulary) -> Any:
         """As `Vocabulary.transform`. The matrix must not be changed."""
         for known, matrix in self._known:
-            same = (known.kind, known.marks, known.terms) == (vocabulary.kind, vocabulary.marks, vocabulary.terms)
+            same = (known.kind, known.markers, known.terms) == (vocabulary.kind, vocabulary.markers, vocabulary.terms)
             if same and np.array_equal(known.idf, vocabulary.idf):
                 return matrix
         matrix = vocabulary.transform(self._texts)
@@ -129,9 +129,9 @@ class Tfidf:
         return join([texts.of(part) for part in self.parts])
 
     @property
-    def marks(self) -> Marks | None:
-        """The marks that divide texts into segments; None in the other variants."""
-        return next((part.marks for part in self.parts if part.marks is not None), None)
+    def markers(self) -> Markers | None:
+        """The markers that divide texts into segments; None in the other variants."""
+        return next((part.markers for part in self.parts if part.markers is not None), None)
 
     @property
     def width(self) -> int:
@@ -152,11 +152,14 @@ def unit_rows(matrix: Any) -> Any:
     return matrix
 
 
-def _count(kind: Terms, texts: Sequence[str], columns: Mapping[str, int] | None, marks: Marks | None = None) -> tuple[Any, Sequence[str]]:
-    """Counts of terms, CSR (texts, terms), and the terms in column order. columns: a fixed vocabulary; None = that of the texts."""
+def _count(kind: Terms, texts: Sequence[str], columns: Mapping[str, int] | None, markers: Markers | None) -> tuple[Any, Sequence[str]]:
+    """Counts of terms, CSR (texts, terms), and the terms in column order. columns: a fixed vocabulary; None = that of the texts.
+
+    markers: those between segments.
+    """
     if kind == "segments":
-        assert marks is not None, "segments lie between marks"
-        return count_terms((_segment_terms(marks, text) for text in texts), columns)
+        assert markers is not None, "segments lie between markers"
+        return count_terms((_segment_terms(markers, text) for text in texts), columns)
     if kind != "characters":
         return count_terms(map(_TERMS[kind], texts), columns)
     of_words, words = count_terms(map(_lower_tokens, texts), None)
@@ -202,20 +205,20 @@ def _token_terms(text: str) -> list[str]:
     return _with_pairs(text.split())
 
 
-def _segment_terms(marks: Marks, text: str) -> list[str]:
-    """Words, pairs of words and the number of words of each segment, each with the marks around it."""
+def _segment_terms(markers: Markers, text: str) -> list[str]:
+    """Words, pairs of words and the number of words of each segment, each with the markers around it."""
     terms: list[str] = []
-    for between in marks.segments(text):
+    for between in markers.segments(text):
         around, count = f"{between.before} … {between.after}", len(between.words)
         terms += [f"{around} {term}" for term in _with_pairs([word.lower() for word in between.words])]
         terms.append(f"{around} {min(count // 4 * 4, 12) if count >= 4 else count} words")
-    return [*terms, *_shared_terms(marks, text)] if marks.pairs else terms
+    return [*terms, *_shared_terms(markers, text)] if markers.pairs else terms
 
 
-def _shared_terms(marks: Marks, text: str) -> list[str]:
+def _shared_terms(markers: Markers, text: str) -> list[str]:
     """The words that both texts of a pair have, and which tenth of the words of the shorter one they are."""
     first, _, second = text.lower().partition(PAIR_BOUNDARY)
-    one, other = (set(marks.without_marks(each)) for each in (first, second))
+    one, other = (set(markers.without_markers(each)) for each in (first, second))
     share = 10 * len(one & other) // max(1, min(len(one), len(other)))
     return [*(f"both {word}" for word in sorted(one & other)), f"both {share}0 %"]
 

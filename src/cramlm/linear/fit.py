@@ -26,7 +26,7 @@ from cramlm.linear.model import LinearModel, beside
 from cramlm.linear.solvers import SOLVERS, Coefficients, Coordinates, Fitter, inner_products, on_one_blas_thread
 from cramlm.linear.word_vectors import WordVectors
 from cramlm.records import Emit, Event, FloatArray, IntArray, Task, silent
-from cramlm.text.marks import Marks
+from cramlm.text.markers import Markers
 
 VECTOR_WEIGHTS: Final = (0.25, 0.5, 1.0)
 """Lengths of a text vector; the TF-IDF row beside it has length 1 (docs/log.md)."""
@@ -116,13 +116,13 @@ class VariantRows:
 class TaskFeatures:
     """Matrices of a task's training and dev texts by variant; vocabularies are fitted once and shared by the variants."""
 
-    def __init__(self, task: Task, vectors: WordVectors | None, *, seed: int, marks: Marks | None = None) -> None:
+    def __init__(self, task: Task, vectors: WordVectors | None, *, seed: int, markers: Markers | None = None) -> None:
         whole = [[example.divided_text for example in split] for split in (task.train, task.dev)]
         self._train, self._dev = ([normalize(text) for text in texts] for texts in whole)
         self._strata = SOLVERS[task.kind].strata(SOLVERS[task.kind].targets(task))
         self._seed = seed
         self._parts: dict[tuple[Terms, bytes], tuple[Vocabulary, Any, Any]] = {}
-        self._marks, self._word_vectors, self._whole = marks, vectors, whole
+        self._markers, self._word_vectors, self._whole = markers, vectors, whole
 
     @property
     def vector_weights(self) -> tuple[float, ...]:
@@ -142,14 +142,14 @@ class TaskFeatures:
             return None if self._vectors is None else (self._vectors[0][kept], self._vectors[1])
         train, dev = self._whole
         texts = [train[index] for index in kept.tolist()]
-        return self._word_vectors.of_segments(texts, self._marks), self._word_vectors.of_segments(dev, self._marks)
+        return self._word_vectors.of_segments(texts, self._markers), self._word_vectors.of_segments(dev, self._markers)
 
     def _kept(self, variant: Variant) -> IntArray:
         """Indices of the training texts that are fitted, ascending."""
         kept = _sampled(self._train, self._strata, MAX_CHARACTERS[variant], self._seed)
         if variant != "marked" or self._word_vectors is None:
             return kept
-        most = MAX_VECTOR_VALUES // self._word_vectors.width(self._marks)
+        most = MAX_VECTOR_VALUES // self._word_vectors.width(self._markers)
         return kept[_share_of(self._strata[kept], most / len(kept), self._seed)]
 
     def rows(self, variant: Variant) -> VariantRows:
@@ -169,7 +169,7 @@ class TaskFeatures:
     def _part(self, kind: Terms, kept: IntArray) -> tuple[Vocabulary, Any, Any]:
         key = kind, kept.tobytes()
         if key not in self._parts:
-            vocabulary, train = Vocabulary.fit(kind, [self._train[index] for index in kept.tolist()], self._marks)
+            vocabulary, train = Vocabulary.fit(kind, [self._train[index] for index in kept.tolist()], self._markers)
             self._parts[key] = vocabulary, train, vocabulary.transform(self._dev)
         return self._parts[key]
 
@@ -199,9 +199,9 @@ def fit_linear(task: Task, space: SearchSpace, *, stage: str, vectors: WordVecto
     assert task.dev, "candidates are chosen on dev"
     began = time.perf_counter()
     learned = task.with_label_texts
-    marks = Marks.find([normalize(example.divided_text) for example in task.train])
-    features, grid = TaskFeatures(learned, vectors, seed=space.seed, marks=marks), sorted(space.c)
-    variants = [variant for variant in space.variants if variant != "marked" or marks is not None]
+    markers = Markers.find([normalize(example.divided_text) for example in task.train])
+    features, grid = TaskFeatures(learned, vectors, seed=space.seed, markers=markers), sorted(space.c)
+    variants = [variant for variant in space.variants if variant != "marked" or markers is not None]
     total = len(variants)
     progress: dict[str, Any] = {"total": total, "unit": "variants"}
     emit(Event("start", stage, **progress))

@@ -25,7 +25,7 @@ from cramlm.linear.files import MODEL_FILE, NAIVE_BAYES, REBUILD, WEIGHTS_FILE, 
 from cramlm.linear.solvers import SOLVERS, Coefficients
 from cramlm.linear.word_vectors import WordVectors
 from cramlm.records import FloatArray, LinearName, TaskKind
-from cramlm.text.marks import Marks
+from cramlm.text.markers import Markers
 
 FORMAT: Final = 2
 _BATCH: Final = 4096
@@ -65,7 +65,7 @@ class LinearModel:
         if self.vectors is None:
             return rows
         assert isinstance(self.setting, Setting), "naive Bayes has no text vectors"
-        return beside(rows, self.vectors.of_segments(texts.texts, self.tfidf.marks), self.setting.vector_weight)
+        return beside(rows, self.vectors.of_segments(texts.texts, self.tfidf.markers), self.setting.vector_weight)
 
     def logits(self, texts: Sequence[str]) -> FloatArray:
         """Adjusted logits, float32 (texts, labels): of a classification log-probabilities up to a constant per text, of a regression the
@@ -100,8 +100,8 @@ class LinearModel:
             "tau": self.tau,
             "terms": {part.kind: list(part.terms) for part in self.tfidf.parts},
         }
-        if (marks := self.tfidf.marks) is not None:
-            description["marks"] = {"strings": marks.strings, "kinds": marks.kinds}
+        if (markers := self.tfidf.markers) is not None:
+            description["markers"] = {"strings": markers.strings, "kinds": markers.kinds}
         tensors = {"weights": self.coefficients.weights, "bias": self.coefficients.bias, "adjustment": self.adjustment}
         tensors |= {f"idf.{part.kind}": part.idf for part in self.tfidf.parts}
         if self.vectors is not None:
@@ -119,15 +119,15 @@ class LinearModel:
         """
         stored, tensors = _read_description(folder / MODEL_FILE), read_file(folder / WEIGHTS_FILE, safetensors.numpy.load)
         try:
-            marks = _read_marks(stored["marks"]) if stored["variant"] == "marked" else None
+            markers = _read_markers(stored["markers"]) if stored["variant"] == "marked" else None
             parts = tuple(
-                Vocabulary(kind, tuple(terms), _vector(tensors, f"idf.{kind}", len(terms)), marks if kind == "segments" else None)
+                Vocabulary(kind, tuple(terms), _vector(tensors, f"idf.{kind}", len(terms)), markers if kind == "segments" else None)
                 for kind, terms in stored["terms"].items()
             )
             tfidf, vectors, width = Tfidf(stored["variant"], parts), None, 0
             if stored["vectors"]:
                 vectors = WordVectors.load(folder)
-                width = vectors.width(marks)
+                width = vectors.width(markers)
             outputs = len(stored["labels"])
             weights = tensors["weights"]
             _check(weights.shape == (tfidf.width + width, outputs), "weights")
@@ -179,11 +179,11 @@ def _read_description(path: Path) -> Mapping[str, Any]:
     return description
 
 
-def _read_marks(stored: Any) -> Marks:
+def _read_markers(stored: Any) -> Markers:
     kinds = tuple((before, after) for before, after in stored["kinds"])
-    _check(_are_distinct_strings(stored["strings"]) and all(stored["strings"]), "the marks")
+    _check(_are_distinct_strings(stored["strings"]) and all(stored["strings"]), "the markers")
     _check(all(isinstance(mark, str) for kind in kinds for mark in kind), "the kinds of segments")
-    return Marks(tuple(stored["strings"]), kinds)
+    return Markers(tuple(stored["strings"]), kinds)
 
 
 def _are_distinct_strings(values: Any) -> bool:

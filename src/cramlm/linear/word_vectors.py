@@ -27,7 +27,7 @@ from cramlm.linear.files import REBUILD, read_file
 from cramlm.records import PAIR_BOUNDARY, FloatArray
 from cramlm.retrieval.bm25.terms import split_terms
 from cramlm.storage.arrays import offsets_of
-from cramlm.text.marks import Marks
+from cramlm.text.markers import Markers
 
 FREQUENT: Final = 5e-5
 """A word with this share of the corpus has half the weight of a rare one."""
@@ -58,20 +58,20 @@ class WordVectors:
         columns = np.array([self._columns.get(vocabulary.term(number), -1) for number in range(len(vocabulary))], np.int32)
         return self.of_counts(count_columns(columns[tokens.token], tokens.starts, len(self.words)))
 
-    def width(self, marks: Marks | None) -> int:
+    def width(self, markers: Markers | None) -> int:
         """Columns of `of_segments`."""
-        return len(self.shared) * (1 if marks is None else 1 + len(marks.kinds) + 2 * marks.pairs)
+        return len(self.shared) * (1 if markers is None else 1 + len(markers.kinds) + 2 * markers.pairs)
 
-    def of_segments(self, texts: Sequence[str], marks: Marks | None) -> FloatArray:
+    def of_segments(self, texts: Sequence[str], markers: Markers | None) -> FloatArray:
         """As `of`, with the vectors of the segments of each kind beside those of the whole texts; both halves have the same length.
 
         Of pairs also the products of the two texts' vectors, which tell how similar they are, and the absolute differences.
         """
         whole = self.of(texts)
-        if marks is None:
+        if markers is None:
             return whole
-        parts = [whole, unit_vectors(np.hstack([self.of(column) for column in marks.by_kind(texts)]))]
-        if marks.pairs:
+        parts = [whole, unit_vectors(np.hstack([self.of(column) for column in markers.by_kind(texts)]))]
+        if markers.pairs:
             first, second = (self.of([text.partition(PAIR_BOUNDARY)[half] for text in texts]) for half in (0, 2))
             parts += [first * second * np.float32(len(self.shared) ** 0.5), np.abs(first - second)]
         joined: FloatArray = np.hstack(parts) * np.float32(len(parts) ** -0.5)

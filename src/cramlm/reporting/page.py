@@ -40,7 +40,7 @@ CODE_FORMAT = 7  # increase it when the page of an unchanged run changes
 LABEL_CHARACTERS = 80
 SHOWN_CHARACTERS = 320
 MAX_CHARACTERS = 6000
-_FEATURES = {"union": "tokens and characters", "marked": "tokens and segments between marks"}
+_FEATURES = {"union": "tokens and characters", "marked": "tokens and segments between markers"}
 _LEAD = 60  # characters shown before the first marked word
 _BLANK_LINES = re.compile(r"\n\s*\n")
 _KEY = re.compile(r'<meta name="cramlm-report" content="(\w+)">')

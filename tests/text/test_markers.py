@@ -1,4 +1,4 @@
-"""Marks that a task sets in its texts, and the segments between them."""
+"""Markers that a task sets in its texts, and the segments between them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cramlm.records import PAIR_BOUNDARY
-from cramlm.text.marks import MAX_KINDS, MIN_TEXTS, Marks
+from cramlm.text.markers import MAX_KINDS, MIN_TEXTS, Markers
 
 WORDS = ("tin", "binds", "lead", "in", "acid", "(see", "2)", "often,", "e.g.", "10%")
 
@@ -31,10 +31,10 @@ def marked(pattern: str, count: int = 40) -> list[str]:
         (f"%s {PAIR_BOUNDARY} <%%s> %s".replace("%%", "%"), {PAIR_BOUNDARY, "<", ">"}),
     ],
 )
-def test_the_strings_that_every_text_has_equally_often_are_marks(pattern: str, strings: set[str]) -> None:
-    marks = Marks.find(marked(pattern))
-    assert marks is not None
-    assert set(marks.strings) == strings
+def test_the_strings_that_every_text_has_equally_often_are_markers(pattern: str, strings: set[str]) -> None:
+    markers = Markers.find(marked(pattern))
+    assert markers is not None
+    assert set(markers.strings) == strings
 
 
 @pytest.mark.parametrize(
@@ -50,38 +50,38 @@ def test_the_strings_that_every_text_has_equally_often_are_marks(pattern: str, s
     ],
     ids=["punctuation of sentences", "not in every text", "not equally often", "few texts", "often in a text", "empty", "none"],
 )
-def test_other_texts_have_no_marks(texts: list[str]) -> None:
-    assert Marks.find(texts) is None
+def test_other_texts_have_no_markers(texts: list[str]) -> None:
+    assert Markers.find(texts) is None
 
 
-def test_some_texts_without_marks_do_not_matter() -> None:
-    marks = Marks.find([*marked("%s <<%s>> %s", 38), "tin", "lead"])
-    assert marks is not None
-    assert marks.kinds == (("", "<<"), ("<<", ">>"), (">>", ""), ("", "")), "the most frequent first"
+def test_some_texts_without_markers_do_not_matter() -> None:
+    markers = Markers.find([*marked("%s <<%s>> %s", 38), "tin", "lead"])
+    assert markers is not None
+    assert markers.kinds == (("", "<<"), ("<<", ">>"), (">>", ""), ("", "")), "the most frequent first"
 
 
-def test_a_text_is_divided_at_its_marks() -> None:
-    marks = Marks(("<<", ">>"), (("", "<<"), ("<<", ">>"), (">>", ""), ("", "")))
-    assert [(each.kind, each.words) for each in marks.segments("In <<tin  ore>>: lead")] == [
+def test_a_text_is_divided_at_its_markers() -> None:
+    markers = Markers(("<<", ">>"), (("", "<<"), ("<<", ">>"), (">>", ""), ("", "")))
+    assert [(each.kind, each.words) for each in markers.segments("In <<tin  ore>>: lead")] == [
         (("", "<<"), ("In",)),
         (("<<", ">>"), ("tin", "ore")),
         ((">>", ""), (":", "lead")),
     ]
-    assert [(each.kind, each.words) for each in marks.segments("")] == [(("", ""), ())]
-    assert marks.by_kind(["In <<tin>> and <<lead>>", "ore"]) == [["In", ""], ["tin lead", ""], ["", ""], ["", "ore"]]
+    assert [(each.kind, each.words) for each in markers.segments("")] == [(("", ""), ())]
+    assert markers.by_kind(["In <<tin>> and <<lead>>", "ore"]) == [["In", ""], ["tin lead", ""], ["", ""], ["", "ore"]]
 
 
 def test_which_of_two_entities_comes_first_is_in_the_kinds_of_segments() -> None:
-    marks = Marks.find([*marked("%s <<%s>> %s [[%s]]"), *marked("%s [[%s]] %s <<%s>>")])
-    assert marks is not None
-    assert {(">>", "[["), ("]]", "<<")} <= set(marks.kinds)
-    assert len(marks.kinds) <= MAX_KINDS
+    markers = Markers.find([*marked("%s <<%s>> %s [[%s]]"), *marked("%s [[%s]] %s <<%s>>")])
+    assert markers is not None
+    assert {(">>", "[["), ("]]", "<<")} <= set(markers.kinds)
+    assert len(markers.kinds) <= MAX_KINDS
 
 
 @given(st.lists(st.text(alphabet="<>[]a b.", max_size=20), max_size=30))
-def test_the_segments_and_marks_of_any_text_make_it_up_again(texts: list[str]) -> None:
-    marks = Marks.find(texts) or Marks(("<<", ">"), ())
+def test_the_segments_and_markers_of_any_text_make_it_up_again(texts: list[str]) -> None:
+    markers = Markers.find(texts) or Markers(("<<", ">"), ())
     for text in texts:
-        segments = marks.segments(text)
+        segments = markers.segments(text)
         assert "".join("".join(each.words) + each.after for each in segments) == "".join(text.split())
         assert [each.after for each in segments[:-1]] == [each.before for each in segments[1:]]

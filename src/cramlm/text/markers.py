@@ -1,7 +1,7 @@
-"""Marks in texts: strings such as `<<`, `</e1>`, `[E1]` or `@GENE$` by which a task points at parts of its texts.
+"""Markers in texts: strings such as `<<`, `</e1>`, `[E1]` or `@GENE$` by which a task points at parts of its texts.
 
 Tasks about relations mark the two entities in each text. What is said between the entities, and which of them comes first, then counts
-more than what else is in the text; `Marks.segments` divides a text there. The boundary of a pair of texts is a mark as well.
+more than what else is in the text; `Markers.segments` divides a text there. The boundary of a pair of texts is a marker as well.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _SYMBOL: Final = re.compile(PAIR_BOUNDARY + r"""|([^\w\s.,;:!?'"()–—…-])\1
 """A run of one symbol that is not punctuation of sentences."""
 MIN_TEXTS: Final = 20
 MIN_SHARE: Final = 0.9
-"""A mark occurs equally often in at least this share of the texts."""
+"""A marker occurs equally often in at least this share of the texts."""
 MAX_OCCURRENCES: Final = 2  # in a text: `$ one entity $`
-MAX_MARKS: Final = 8
+MAX_MARKERS: Final = 8
 MAX_KINDS: Final = 12
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """The words of a text between two marks; "" stands for its beginning or end."""
+    """The words of a text between two markers; "" stands for its beginning or end."""
 
     before: str
     after: str
@@ -37,20 +37,20 @@ class Segment:
 
     @property
     def kind(self) -> tuple[str, str]:
-        """The marks around it."""
+        """The markers around it."""
         return self.before, self.after
 
 
 @dataclass(frozen=True)
-class Marks:
-    """The marks of a task. kinds: the most frequent kinds of segments, which have a place of their own in vectors."""
+class Markers:
+    """The markers of a task. kinds: the most frequent kinds of segments, which have a place of their own in vectors."""
 
     strings: tuple[str, ...]
     kinds: tuple[tuple[str, str], ...]
 
     @classmethod
-    def find(cls, texts: Sequence[str]) -> Marks | None:
-        """Return the marks in the texts of a task; None if there are none, or fewer than `MIN_TEXTS` texts."""
+    def find(cls, texts: Sequence[str]) -> Markers | None:
+        """Return the markers in the texts of a task; None if there are none, or fewer than `MIN_TEXTS` texts."""
         if len(texts) < MIN_TEXTS:
             return None
         counts: Counter[tuple[str, int]] = Counter()
@@ -62,12 +62,12 @@ class Marks:
         strings = sorted(whole, key=lambda string: (-len(string), string))
         if not strings:
             return None
-        marks = cls(tuple(strings[:MAX_MARKS]), ())
-        kinds = Counter(segment.kind for text in texts for segment in marks.segments(text))
-        return cls(marks.strings, tuple(kind for kind, _ in sorted(kinds.items(), key=lambda each: (-each[1], each[0]))[:MAX_KINDS]))
+        markers = cls(tuple(strings[:MAX_MARKERS]), ())
+        kinds = Counter(segment.kind for text in texts for segment in markers.segments(text))
+        return cls(markers.strings, tuple(kind for kind, _ in sorted(kinds.items(), key=lambda each: (-each[1], each[0]))[:MAX_KINDS]))
 
     def segments(self, text: str) -> list[Segment]:
-        """The segments of a text in order, one more than it has marks; their words are runs between white space."""
+        """The segments of a text in order, one more than it has markers; their words are runs between white space."""
         parts = self._pattern.split(text)
         around = ["", *parts[1::2], ""]
         return [Segment(before, after, tuple(words.split())) for before, after, words in zip(around, around[1:], parts[::2], strict=False)]
@@ -88,8 +88,8 @@ class Marks:
                 column.append(" ".join(words.get(kind, ())))
         return columns
 
-    def without_marks(self, text: str) -> list[str]:
-        """The words of a text, without its marks."""
+    def without_markers(self, text: str) -> list[str]:
+        """The words of a text, without its markers."""
         return self._pattern.sub(" ", text).split()
 
     @functools.cached_property
