@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from cramlm.records import PAIR_BOUNDARY
 from cramlm.text.markers import MAX_KINDS, MIN_TEXTS, Markers
+from cramlm.text.words import split_runs
 
 WORDS = ("tin", "binds", "lead", "in", "acid", "(see", "2)", "often,", "e.g.", "10%")
 
@@ -63,12 +64,19 @@ def test_some_texts_without_markers_do_not_matter() -> None:
 def test_a_text_is_divided_at_its_markers() -> None:
     markers = Markers(("<<", ">>"), (("", "<<"), ("<<", ">>"), (">>", ""), ("", "")))
     assert [(each.kind, each.words) for each in markers.segments("In <<tin  ore>>: lead")] == [
-        (("", "<<"), ("In",)),
-        (("<<", ">>"), ("tin", "ore")),
-        ((">>", ""), (":", "lead")),
+        (("", "<<"), ["In"]),
+        (("<<", ">>"), ["tin", "ore"]),
+        ((">>", ""), [":", "lead"]),
     ]
-    assert [(each.kind, each.words) for each in markers.segments("")] == [(("", ""), ())]
-    assert markers.by_kind(["In <<tin>> and <<lead>>", "ore"]) == [["In", ""], ["tin lead", ""], ["", ""], ["", "ore"]]
+    assert [(each.kind, each.words) for each in markers.segments("")] == [(("", ""), [])]
+    assert markers.by_kind(["In <<tin>> and <<lead>>", "ore"]) == [["In ", ""], ["tin lead", ""], ["", ""], ["", "ore"]]
+
+
+def test_segments_of_scripts_without_spaces_are_divided_into_clusters() -> None:
+    markers = Markers(("<<", ">>"), (("<<", ">>"),))
+    assert [each.words for each in markers.segments("<<銅板>>は安い, 12 円")] == [[], ["銅", "板"], ["は", "安", "い", ",", "12", "円"]]
+    assert markers.by_kind(["<<銅板>>は安い"]) == [["銅板"]], "as written: its terms are pairs of characters"
+    assert split_runs("กา ọ̀rọ̀, don't") == ["ก", "า", "ọ̀rọ̀,", "don't"]
 
 
 def test_which_of_two_entities_comes_first_is_in_the_kinds_of_segments() -> None:

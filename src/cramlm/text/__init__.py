@@ -15,7 +15,7 @@ Other definitions, with the same character classes and blocks:
                                         unknown to Python separate words there; here they are kept, so that no copy is missed
     DSIR, key phrases (ngrams.py)       NFC and lower case; punctuation forms words, as in the released code, for equal buckets
     linear models (`word_pattern`)      NFC and lower case, runs in any script, as in scikit-learn
-    segments between markers (markers.py)   NFC and lower case, runs between white space
+    segments between markers (markers.py)   NFC and lower case, runs between white space, clusters (`split_runs`)
 
 Keys for equal texts are not based on words, because markup and punctuation count: `duplicate_key` (NFC, white space collapsed),
 `data.task.text_key` (lower case, white space collapsed); `linear.teacher.folds` separates texts by letters and digits.

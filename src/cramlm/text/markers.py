@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from cramlm.records import PAIR_BOUNDARY
+from cramlm.text.words import split_runs
 
 _TAG: Final = re.compile(r"</?[^\W\d][\w:-]*/?>|\[/?[^\W\d][\w-]*\]|@[\w-]+\$")
 """A tag, a name in square brackets, or a placeholder like `@GENE$`."""
@@ -29,11 +30,16 @@ MAX_KINDS: Final = 12
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """The words of a text between two markers; "" stands for its beginning or end."""
+    """The text between two markers; "" stands for the beginning or the end of the whole."""
 
     before: str
     after: str
-    words: tuple[str, ...]
+    text: str
+
+    @property
+    def words(self) -> list[str]:
+        """As `split_runs`."""
+        return split_runs(self.text)
 
     @property
     def kind(self) -> tuple[str, str]:
@@ -67,10 +73,10 @@ class Markers:
         return cls(markers.strings, tuple(kind for kind, _ in sorted(kinds.items(), key=lambda each: (-each[1], each[0]))[:MAX_KINDS]))
 
     def segments(self, text: str) -> list[Segment]:
-        """The segments of a text in order, one more than it has markers; their words are runs between white space."""
+        """The segments of a text in order, one more than it has markers."""
         parts = self._pattern.split(text)
         around = ["", *parts[1::2], ""]
-        return [Segment(before, after, tuple(words.split())) for before, after, words in zip(around, around[1:], parts[::2], strict=False)]
+        return list(map(Segment, around, around[1:], parts[::2]))
 
     @property
     def pairs(self) -> bool:
@@ -78,19 +84,19 @@ class Markers:
         return PAIR_BOUNDARY in self.strings
 
     def by_kind(self, texts: Sequence[str]) -> list[list[str]]:
-        """For each of `kinds`, the words of these segments of each text."""
+        """For each of `kinds`, the segments of this kind of each text, joined."""
         columns: list[list[str]] = [[] for _ in self.kinds]
         for text in texts:
-            words: dict[tuple[str, str], list[str]] = {}
+            found: dict[tuple[str, str], list[str]] = {}
             for segment in self.segments(text):
-                words.setdefault(segment.kind, []).extend(segment.words)
+                found.setdefault(segment.kind, []).append(segment.text)
             for kind, column in zip(self.kinds, columns, strict=True):
-                column.append(" ".join(words.get(kind, ())))
+                column.append(" ".join(found.get(kind, ())))
         return columns
 
     def without_markers(self, text: str) -> list[str]:
         """The words of a text, without its markers."""
-        return self._pattern.sub(" ", text).split()
+        return split_runs(self._pattern.sub(" ", text))
 
     @functools.cached_property
     def _pattern(self) -> re.Pattern[str]:
