@@ -54,7 +54,7 @@ def score(fitted: LinearFit, task: Task, rows: tuple[Example, ...]) -> Any:
     return kind.score([str(row.label) for row in rows], kind.predicted_labels(outputs, task.labels), task.labels, outputs)
 
 
-def test_what_is_said_between_two_marked_entities_is_learned_where_the_words_of_the_whole_text_tell_nothing() -> None:
+def test_words_between_two_marked_entities_are_learned_where_those_of_the_whole_text_do_not_discriminate() -> None:
     task = relation_task()
     words, best = (fit(task, variants=variants) for variants in (("words",), ("words", "marked")))
     assert score(words, task, task.test).metrics["accuracy"] < 0.7

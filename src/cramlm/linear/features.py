@@ -209,8 +209,9 @@ def _segment_terms(markers: Markers, text: str) -> list[str]:
     """Words, pairs of words and the number of words of each segment, each with the markers around it."""
     terms: list[str] = []
     for between in markers.segments(text):
-        around, count = f"{between.before} … {between.after}", len(between.words)
-        terms += [f"{around} {term}" for term in _with_pairs([word.lower() for word in between.words])]
+        around, words = f"{between.before} … {between.after}", [word.lower() for word in between.words]
+        count = len(words)
+        terms += [f"{around} {term}" for term in _with_pairs(words)]
         terms.append(f"{around} {min(count // 4 * 4, 12) if count >= 4 else count} words")
     return [*terms, *_shared_terms(markers, text)] if markers.pairs else terms
 

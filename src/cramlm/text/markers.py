@@ -1,7 +1,7 @@
 """Markers in texts: strings such as `<<`, `</e1>`, `[E1]` or `@GENE$` by which a task points at parts of its texts.
 
-Tasks about relations mark the two entities in each text. What is said between the entities, and which of them comes first, then counts
-more than what else is in the text; `Markers.segments` divides a text there. The boundary of a pair of texts is a marker as well.
+Tasks about relations mark the two entities in each text. The label then depends most on the words between the entities and on their
+order; `Markers.segments` divides a text at its markers. The boundary of a pair of texts is a marker as well.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Markers:
-    """The markers of a task. kinds: the most frequent kinds of segments, which have a place of their own in vectors."""
+    """The markers of a task. kinds: the most frequent kinds of segments; each has its own columns in vectors of texts."""
 
     strings: tuple[str, ...]
     kinds: tuple[tuple[str, str], ...]

@@ -255,12 +255,12 @@ def count_words(text: str) -> int:
     return MeasuredText(text).count_words()
 
 
-@functools.cache
 def split_runs(text: str) -> list[str]:
     """The runs between white space; in scripts without spaces each grapheme cluster is one."""
     return text.split() if text.isascii() else _clusters().sub(r" \g<0> ", text).split()
 
 
+@functools.cache
 def word_pattern() -> str:
     """Return a regular expression for words in any script: letters and digits with combining marks and joiners.
 
