@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cramlm.records import PAIR_BOUNDARY
-from cramlm.text.markers import MAX_KINDS, MIN_TEXTS, Markers
+from cramlm.text.markers import MAX_KINDS, MAX_MARKERS, MIN_TEXTS, Markers
 from cramlm.text.words import split_runs
 
 WORDS = ("tin", "binds", "lead", "in", "acid", "(see", "2)", "often,", "e.g.", "10%")
@@ -59,6 +59,14 @@ def test_some_texts_without_markers_do_not_matter() -> None:
     markers = Markers.find([*marked("%s <<%s>> %s", 38), "tin", "lead"])
     assert markers is not None
     assert markers.kinds == (("", "<<"), ("<<", ">>"), (">>", ""), ("", "")), "the most frequent first"
+
+
+def test_the_boundary_of_a_pair_is_a_marker_beside_any_number_of_longer_ones() -> None:
+    half = " ".join(f"<e{number}>%s</e{number}>" for number in range(MAX_MARKERS // 2))
+    markers = Markers.find(marked(f"{half}{PAIR_BOUNDARY}%s"))
+    assert markers is not None
+    assert len(markers.strings) == MAX_MARKERS
+    assert markers.pairs
 
 
 def test_a_text_is_divided_at_its_markers() -> None:

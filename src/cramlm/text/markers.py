@@ -24,7 +24,7 @@ MIN_TEXTS: Final = 20
 MIN_SHARE: Final = 0.9
 """A marker occurs equally often in at least this share of the texts."""
 MAX_OCCURRENCES: Final = 2  # in a text: `$ one entity $`
-MAX_MARKERS: Final = 8
+MAX_MARKERS: Final = 8  # the boundary of pairs and the longest of the others
 MAX_KINDS: Final = 12
 
 
@@ -65,10 +65,10 @@ class Markers:
             counts.update(Counter(found[0] for found in candidates).items())
         frequent = {string for (string, times), count in counts.items() if times <= MAX_OCCURRENCES and count >= MIN_SHARE * len(texts)}
         whole = (string for string in frequent if not any(string in other for other in frequent - {string}))
-        strings = sorted(whole, key=lambda string: (-len(string), string))
+        strings = sorted(whole, key=lambda string: (string != PAIR_BOUNDARY, -len(string), string))[:MAX_MARKERS]
         if not strings:
             return None
-        markers = cls(tuple(strings[:MAX_MARKERS]), ())
+        markers = cls(tuple(strings), ())
         kinds = Counter(segment.kind for text in texts for segment in markers.segments(text))
         return cls(markers.strings, tuple(kind for kind, _ in sorted(kinds.items(), key=lambda each: (-each[1], each[0]))[:MAX_KINDS]))
 

@@ -77,8 +77,8 @@ FIT_FACTS: Final = (
     "seconds",
 )
 """Fields of fit.json that scores.json repeats, if the model has them."""
-_VERSION: Final = 6
-_STATIC_VERSION: Final = 7
+_VERSION: Final = 7
+_STATIC_VERSION: Final = 8
 
 
 def fit_baseline(run: RunContext) -> Artifact:
