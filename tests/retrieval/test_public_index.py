@@ -86,6 +86,45 @@ def test_paths_and_texts_are_distinguished(tmp_path: Path) -> None:
         cramlm.Index.build(["a"], tmp_path / "index", k2=1)  # type: ignore[call-arg]
 
 
+@pytest.mark.parametrize(
+    "name", ["corpus.jsnl", "corpus.jsonl", "corpus.cvs", "corpus.json", "corpus/part", "corpus/part?", "~/corpus-that-is-missing"]
+)
+def test_strings_that_look_like_paths_and_name_nothing_are_refused_and_not_indexed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_lines(tmp_path / "other.jsonl", {"text": "some text"})
+    remedy = "check the path; texts that look like paths are passed as a mapping from ids to texts"
+    for source in ([name], ["other.jsonl", name]):
+        with pytest.raises(UsageError, match=rf"^{re.escape(name)}: no such file.*; {remedy}$"):
+            cramlm.Index.build(source, tmp_path / "index")
+    assert not (tmp_path / "index").exists()
+    assert cramlm.Index.build({"a": name}, tmp_path / "index").search(name.split("/")[-1]).ids == [["a"]]
+
+
+def test_a_missing_path_is_named_with_near_names_and_one_string_is_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_lines(tmp_path / "corpus.jsonl", {"text": "some text"})
+    with pytest.raises(UsageError, match=r"^corpus.jsnl: no such file or folder \(near: corpus.jsonl\); check"):
+        cramlm.Index.build(["corpus.jsnl"], tmp_path / "index")
+    with pytest.raises(UsageError, match=r"^a red ship: no such file.*; pass texts as a list, or as a mapping"):
+        cramlm.Index.build("a red ship", tmp_path / "index")
+    with pytest.raises(UsageError, match=r"^'a red ship\\n\\x00.*….*': no such file"):
+        cramlm.Index.build("a red ship\n\0" + "word " * 2000, tmp_path / "index")
+
+
+def test_a_list_with_a_string_that_is_no_path_holds_texts_also_words_with_a_slash_or_a_point(tmp_path: Path) -> None:
+    texts = ["and/or", "node.js", "see corpus.jsnl", "km/h"]
+    assert cramlm.Index.build(texts, tmp_path).search(["js", "km", "jsnl"]).ids == [["1"], ["3"], ["2"]]
+
+
+def test_a_path_may_start_at_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "raw").mkdir()
+    write_lines(tmp_path / "raw" / "corpus.jsonl", {"text": "some text"})
+    assert cramlm.Index.build(["~/raw"], tmp_path / "index").search("text").ids == [["corpus.jsonl:1"]]
+
+
 SETTINGS: list[IndexSettings] = [
     {"k1": 0.9, "b": 0.4},
     {"stop_words": "english"},

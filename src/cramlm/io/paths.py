@@ -30,7 +30,7 @@ from types import TracebackType
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from cramlm.errors import CramError, DataError, EnvironmentFault, UsageError
+from cramlm.errors import CramError, DataError, EnvironmentFault, UsageError, brief
 from cramlm.storage.locks import environment_faults
 
 STDIN = "-"
@@ -113,9 +113,30 @@ def looks_like_path(text: str) -> bool:
     """Return True if a string is an existing path, a URL, or one word that names a data file or files in a folder (`corpus/*`)."""
     if len(text) > _LONGEST_PATH or "\0" in text or "\n" in text:
         return False
-    if os.path.lexists(text) or is_remote(text):
+    if os.path.lexists(_expanded(text)) or is_remote(text):
         return bool(text)
     return text.split() == [text] and (is_data_file(PurePath(PurePath(text).name)) or ("/" in text and "*" in text))
+
+
+def looks_like_misspelt_path(text: str) -> bool:
+    """Return True if a string is one word with a slash or with an ending like that of a data file (`.jsnl`)."""
+    if len(text) > _LONGEST_PATH or text.split() != [text]:
+        return False
+    endings = (*FORMATS, *COMPRESSIONS, *_ARCHIVES)
+    return "/" in text or bool(difflib.get_close_matches(PurePath(text).suffix.lower(), endings, n=1, cutoff=0.75))
+
+
+def require_paths(names: Iterable[str], *, remedy: str) -> None:
+    """Raise UsageError, which ends with `remedy`, for the first local path or glob that names no file and no folder."""
+    for name in names:
+        path = _expanded(name)
+        if not (is_remote(name) or os.path.lexists(path) or next(glob.iglob(path, recursive=True), None)):  # noqa: PTH207
+            shown = name if name.isprintable() and len(name) <= 200 else brief(name)
+            raise UsageError(f"{shown}: no such file or folder{_near_names(Path(path))}; {remedy}")
+
+
+def _expanded(name: str) -> str:
+    return os.path.expanduser(name) if name.startswith("~/") else name  # noqa: PTH111 - a text is no path
 
 
 def stamp_file(name: str | Path) -> FileStamp:
@@ -219,7 +240,7 @@ def is_data_file(path: PurePath) -> bool:
 def _near_names(path: Path) -> str:
     try:
         names = sorted(entry.name for entry in path.parent.iterdir())
-    except OSError:
+    except (OSError, ValueError):
         return ""
     near = difflib.get_close_matches(path.name, names, n=3)
     return f" (near: {', '.join(near)})" if near else ""

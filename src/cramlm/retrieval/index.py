@@ -22,7 +22,7 @@ from cramlm.data.corpus import Corpus, build_corpus
 from cramlm.errors import ArtifactError, UsageError, brief
 from cramlm.io.executors import Executor
 from cramlm.io.machine import available_cores
-from cramlm.io.paths import looks_like_path
+from cramlm.io.paths import looks_like_misspelt_path, looks_like_path, require_paths
 from cramlm.records import Emit, FloatArray, Int32Array, IntArray, silent
 from cramlm.retrieval.bm25.analysis import PLAIN, Analyzer
 from cramlm.retrieval.bm25.index import BM25, Bm25Index, build_index
@@ -143,7 +143,8 @@ class Index:
         source: one path, or a list of paths, of files, folders or globs (also URLs), as for `cramlm index`: documents over 300 words are
         cut into passages, with ids like d1#0, and repeated passages are dropped. Or texts: a list, with ids "0", "1", ..., or a mapping
         from ids to texts; they stay whole, also repeated ones, and are copied to `out`. A list of strings is read as paths if all of them
-        look like paths. workers: processes; None = one per core.
+        look like paths: they exist, are URLs, or are single words with a slash or the ending of a data file, also a misspelt one
+        (`corpus.jsnl`). A mapping always holds texts. workers: processes; None = one per core.
 
         Raises:
             UsageError: a path is missing, a setting is invalid, the strings are partly paths, or `out` holds other files. DataError: a bad
@@ -267,15 +268,20 @@ def _texts_of(source: Source) -> Mapping[str, str] | None:
     """Return the texts with their ids if `source` is not paths.
 
     Raises:
-        UsageError: there is nothing, or strings are partly paths.
+        UsageError: there is nothing, strings are partly paths, or all look like paths and one is missing.
     """
     if isinstance(source, Mapping):
         texts = dict(source)
-    elif isinstance(source, str | Path):
+    elif isinstance(source, Path):
+        return None
+    elif isinstance(source, str):
+        require_paths([source], remedy="check the path; pass texts as a list, or as a mapping from ids to texts")
         return None
     else:
         paths = [isinstance(each, Path) or (isinstance(each, str) and looks_like_path(each)) for each in source]
-        if source and all(paths):
+        if source and all(path or looks_like_misspelt_path(str(each)) for each, path in zip(source, paths, strict=True)):
+            strings = [each for each in source if isinstance(each, str)]
+            require_paths(strings, remedy="check the path; texts that look like paths are passed as a mapping from ids to texts")
             return None
         if any(paths):
             text, path = source[paths.index(False)], source[paths.index(True)]
