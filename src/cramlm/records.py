@@ -65,8 +65,10 @@ class Example:
 
     @property
     def divided_text(self) -> str:
-        """The text for linear models: both texts of a pair, separated by `PAIR_BOUNDARY`."""
-        return self.text if self.text_pair is None else f"{self.text}{PAIR_BOUNDARY}{self.text_pair}"
+        """The text for linear models: both texts of a pair, separated by `PAIR_BOUNDARY`, which neither of them holds."""
+        if self.text_pair is None:
+            return self.text
+        return PAIR_BOUNDARY.join(half.replace(PAIR_BOUNDARY, " ") for half in (self.text, self.text_pair))
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,10 +32,10 @@ from cramlm.evaluation.kinds import KINDS, DevScorer
 from cramlm.evaluation.logit_adjustment import TAUS, logit_adjustments
 from cramlm.linear import fit as fit_module
 from cramlm.linear.features import VARIANTS
-from cramlm.linear.fit import VECTOR_WEIGHTS, LinearFit, SearchSpace, TaskFeatures, _Spans, fit_linear
+from cramlm.linear.fit import VECTOR_WEIGHTS, LinearFit, SearchSpace, TaskFeatures, _Spans, fit_linear, markers_of
 from cramlm.linear.solvers import inner_products
-from cramlm.records import Event, Example, Task, TaskKind
-from cramlm.text.markers import Markers
+from cramlm.records import PAIR_BOUNDARY, Event, Example, Task, TaskKind
+from cramlm.text.markers import MIN_TEXTS
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "tasks"
 METRICS: dict[TaskKind, str] = {"classification": "macro_f1", "multi-label": "macro_f1", "regression": "pearson"}
@@ -67,7 +67,7 @@ def test_words_between_two_marked_entities_are_learned_where_those_of_the_whole_
 def test_vectors_of_segments_of_too_many_texts_are_those_of_a_sample_with_every_label(monkeypatch: pytest.MonkeyPatch) -> None:
     task, events = pair_task(), list[Event]()
     vectors = opposed_vectors()
-    monkeypatch.setattr(fit_module, "MAX_VECTOR_VALUES", 60 * vectors.width(Markers.find([row.divided_text for row in task.train])))
+    monkeypatch.setattr(fit_module, "MAX_VECTOR_VALUES", 60 * vectors.width(markers_of(task)))
     fitted = fit(task, vectors=vectors, variants=("marked",), emit=events.append)
     assert fitted.train_texts == 60
     assert "60 of 120 training texts" in next(event.message for event in events if event.kind == "warning")
@@ -81,6 +81,24 @@ def test_whether_the_texts_of_a_pair_are_similar_is_learned_from_the_products_of
     assert score(best, task, task.test).metrics["accuracy"] > 0.9
     as_one_text = [row.whole_text for row in task.test]
     assert not np.array_equal(best.model.logits(as_one_text), best.model.logits([row.divided_text for row in task.test]))
+
+
+def test_the_texts_of_few_pairs_are_compared() -> None:
+    task = pair_task()
+    task = replace(task, train=task.train[: MIN_TEXTS - 2])
+    best = fit(task, vectors=opposed_vectors())
+    assert best.model.tfidf.variant == "marked"
+    assert score(best, task, task.test).metrics["accuracy"] > 0.8
+
+
+def test_a_text_of_a_pair_that_holds_the_character_of_the_boundary_is_not_divided_there() -> None:
+    task = pair_task()
+    split = [
+        replace(row, text=row.text.replace(" ", PAIR_BOUNDARY), text_pair=str(row.text_pair).replace(" ", PAIR_BOUNDARY))
+        for row in task.test
+    ]
+    model = fit(task, vectors=opposed_vectors(), variants=("marked",)).model
+    assert np.array_equal(model.logits([row.divided_text for row in split]), model.logits([row.divided_text for row in task.test]))
 
 
 def without_seconds(fitted: LinearFit) -> dict[str, Any]:

@@ -29,7 +29,6 @@ def marked(pattern: str, count: int = 40) -> list[str]:
         ("%s @GENE$ %s @CHEM-ICAL$", {"@GENE$", "@CHEM-ICAL$"}),
         ("$ %s $ %s # %s # %s", {"$", "#"}),
         ("%s 「%s」 %s", {"「", "」"}),
-        (f"%s {PAIR_BOUNDARY} <%%s> %s".replace("%%", "%"), {PAIR_BOUNDARY, "<", ">"}),
     ],
 )
 def test_the_strings_that_every_text_has_equally_often_are_markers(pattern: str, strings: set[str]) -> None:
@@ -63,10 +62,21 @@ def test_some_texts_without_markers_do_not_matter() -> None:
 
 def test_the_boundary_of_a_pair_is_a_marker_beside_any_number_of_longer_ones() -> None:
     half = " ".join(f"<e{number}>%s</e{number}>" for number in range(MAX_MARKERS // 2))
-    markers = Markers.find(marked(f"{half}{PAIR_BOUNDARY}%s"))
+    markers = Markers.find(marked(f"{half}{PAIR_BOUNDARY}%s"), known=(PAIR_BOUNDARY,))
     assert markers is not None
     assert len(markers.strings) == MAX_MARKERS
     assert markers.pairs
+
+
+def test_the_boundary_of_a_pair_is_a_marker_in_any_number_of_texts_and_other_strings_are_not_in_few() -> None:
+    few, many = marked(f"<%s>{PAIR_BOUNDARY}%s", MIN_TEXTS - 1), marked(f"<%s>{PAIR_BOUNDARY}%s", MIN_TEXTS)
+    assert Markers.find(few[:1], known=(PAIR_BOUNDARY,)) == Markers((PAIR_BOUNDARY,), (("", PAIR_BOUNDARY), (PAIR_BOUNDARY, "")))
+    of_few, of_many = (Markers.find(texts, known=(PAIR_BOUNDARY,)) for texts in (few, many))
+    assert (of_few and of_few.strings, of_many and set(of_many.strings)) == ((PAIR_BOUNDARY,), {PAIR_BOUNDARY, "<", ">"})
+
+
+def test_single_texts_that_hold_the_character_of_the_boundary_are_no_pairs() -> None:
+    assert Markers.find(marked(f"%s {PAIR_BOUNDARY} %s")) is None
 
 
 def test_a_text_is_divided_at_its_markers() -> None:

@@ -25,7 +25,7 @@ from cramlm.linear.files import BayesSetting, ClassWeights, Scheme, Setting
 from cramlm.linear.model import LinearModel, beside
 from cramlm.linear.solvers import SOLVERS, Coefficients, Coordinates, Fitter, inner_products, on_one_blas_thread
 from cramlm.linear.word_vectors import WordVectors
-from cramlm.records import Emit, Event, FloatArray, IntArray, Task, silent
+from cramlm.records import PAIR_BOUNDARY, Emit, Event, FloatArray, IntArray, Task, silent
 from cramlm.text.markers import Markers
 
 VECTOR_WEIGHTS: Final = (0.25, 0.5, 1.0)
@@ -190,6 +190,12 @@ def fit_reads_seed(task: Task) -> bool:
     return len(texts) > FEW_TEXTS or sum(len(normalize(text)) for text in texts) > min(MAX_CHARACTERS.values())
 
 
+def markers_of(task: Task) -> Markers | None:
+    """Return the markers of the training texts; of pairs their boundary is one."""
+    known = [PAIR_BOUNDARY] if any(example.text_pair is not None for example in task.train) else []
+    return Markers.find([normalize(example.divided_text) for example in task.train], known=known)
+
+
 @on_one_blas_thread
 def fit_linear(task: Task, space: SearchSpace, *, stage: str, vectors: WordVectors | None = None, emit: Emit = silent) -> LinearFit:
     """Fit every candidate and keep the best on dev; the same arguments give the same result.
@@ -199,7 +205,7 @@ def fit_linear(task: Task, space: SearchSpace, *, stage: str, vectors: WordVecto
     assert task.dev, "candidates are chosen on dev"
     began = time.perf_counter()
     learned = task.with_label_texts
-    markers = Markers.find([normalize(example.divided_text) for example in task.train])
+    markers = markers_of(task)
     features, grid = TaskFeatures(learned, vectors, seed=space.seed, markers=markers), sorted(space.c)
     variants = [variant for variant in space.variants if variant != "marked" or markers is not None]
     total = len(variants)

@@ -18,13 +18,13 @@ from cramlm.text.words import split_runs
 
 _TAG: Final = re.compile(r"</?[^\W\d][\w:-]*/?>|\[/?[^\W\d][\w-]*\]|@[\w-]+\$")
 """A tag, a name in square brackets, or a placeholder like `@GENE$`."""
-_SYMBOL: Final = re.compile(PAIR_BOUNDARY + r"""|([^\w\s.,;:!?'"()–—…-])\1*""")
+_SYMBOL: Final = re.compile(r"""([^\w\s.,;:!?'"()–—…-])\1*""")
 """A run of one symbol that is not punctuation of sentences."""
 MIN_TEXTS: Final = 20
 MIN_SHARE: Final = 0.9
 """A marker occurs equally often in at least this share of the texts."""
 MAX_OCCURRENCES: Final = 2  # in a text: `$ one entity $`
-MAX_MARKERS: Final = 8  # the boundary of pairs and the longest of the others
+MAX_MARKERS: Final = 8  # the known and the longest of the others
 MAX_KINDS: Final = 12
 
 
@@ -55,22 +55,17 @@ class Markers:
     kinds: tuple[tuple[str, str], ...]
 
     @classmethod
-    def find(cls, texts: Sequence[str]) -> Markers | None:
-        """Return the markers in the texts of a task; None if there are none, or fewer than `MIN_TEXTS` texts."""
-        if len(texts) < MIN_TEXTS:
-            return None
-        counts: Counter[tuple[str, int]] = Counter()
-        for text in texts:
-            candidates = [*_TAG.finditer(text), *_SYMBOL.finditer(text)]
-            counts.update(Counter(found[0] for found in candidates).items())
-        frequent = {string for (string, times), count in counts.items() if times <= MAX_OCCURRENCES and count >= MIN_SHARE * len(texts)}
-        whole = (string for string in frequent if not any(string in other for other in frequent - {string}))
-        strings = sorted(whole, key=lambda string: (string != PAIR_BOUNDARY, -len(string), string))[:MAX_MARKERS]
+    def find(cls, texts: Sequence[str], *, known: Sequence[str] = ()) -> Markers | None:
+        """Return the markers in the texts of a task; None if there are none.
+
+        known: markers in any number of texts, such as `PAIR_BOUNDARY` in those of pairs; others are found in `MIN_TEXTS` texts or more.
+        """
+        strings = (*known, *_discover(texts))[:MAX_MARKERS]
         if not strings:
             return None
-        markers = cls(tuple(strings), ())
+        markers = cls(strings, ())
         kinds = Counter(segment.kind for text in texts for segment in markers.segments(text))
-        return cls(markers.strings, tuple(kind for kind, _ in sorted(kinds.items(), key=lambda each: (-each[1], each[0]))[:MAX_KINDS]))
+        return cls(strings, tuple(kind for kind, _ in sorted(kinds.items(), key=lambda each: (-each[1], each[0]))[:MAX_KINDS]))
 
     def segments(self, text: str) -> list[Segment]:
         """The segments of a text in order, one more than it has markers."""
@@ -101,3 +96,16 @@ class Markers:
     @functools.cached_property
     def _pattern(self) -> re.Pattern[str]:
         return re.compile("(" + "|".join(map(re.escape, self.strings)) + ")")
+
+
+def _discover(texts: Sequence[str]) -> list[str]:
+    """The strings that the texts have equally often, the longest first; none in fewer than `MIN_TEXTS` texts."""
+    if len(texts) < MIN_TEXTS:
+        return []
+    counts: Counter[tuple[str, int]] = Counter()
+    for text in texts:
+        candidates = [*_TAG.finditer(text), *_SYMBOL.finditer(text)]
+        counts.update(Counter(found[0] for found in candidates).items())
+    frequent = {string for (string, times), count in counts.items() if times <= MAX_OCCURRENCES and count >= MIN_SHARE * len(texts)}
+    whole = (string for string in frequent if not any(string in other for other in frequent - {string}))
+    return sorted(whole, key=lambda string: (-len(string), string))

@@ -77,8 +77,8 @@ FIT_FACTS: Final = (
     "seconds",
 )
 """Fields of fit.json that scores.json repeats, if the model has them."""
-_VERSION: Final = 7
-_STATIC_VERSION: Final = 8
+_VERSION: Final = 8
+_STATIC_VERSION: Final = 9
 
 
 def fit_baseline(run: RunContext) -> Artifact:
