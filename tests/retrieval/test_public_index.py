@@ -254,6 +254,36 @@ def test_search_writes_a_trec_run_for_every_format_of_queries(folder: Path) -> N
     assert float(json.loads(other.splitlines()[0])["score"]) == pytest.approx(score)
 
 
+@pytest.mark.parametrize("query", ["", "  \n"])
+def test_a_blank_query_is_refused_as_in_a_file_of_queries(folder: Path, query: str) -> None:
+    for options in ([], ["--json"]):
+        line = error_line(command("search", folder / "index", query, *options), 2)
+        assert line == "the query is blank; pass a text, or a file of queries with --queries"
+
+
+@pytest.mark.parametrize(
+    ("query", "reason"),
+    [
+        ("the of", "no word of this query is searched for: stop words and signs only"),
+        ("!!!", "no word of this query is searched for: stop words and signs only"),
+        ("zebra", "no passage shares a word with this query"),
+    ],
+)
+def test_a_query_without_hits_says_why_and_prints_nothing_else(folder: Path, query: str, reason: str) -> None:
+    for options in ([], ["--json"]):
+        result = command("search", folder / "index", query, *options)
+        assert (result.returncode, result.stdout, result.stderr.splitlines()) == (0, "", [reason])
+
+
+def test_queries_of_a_file_without_hits_are_counted(folder: Path, tmp_path: Path) -> None:
+    queries = write_lines(tmp_path / "queries.txt", "zebra", "red", "the of", "!!!")
+    for options in ([], ["--json"], ["--run", tmp_path / "out.trec"]):
+        result = command("search", folder / "index", "--queries", queries, *options)
+        assert (result.returncode, result.stderr.splitlines()) == (0, ["no hits: 3 of 4 queries, the first is '1' ('zebra')"])
+    found = write_lines(tmp_path / "found.txt", "red", "green")
+    assert command("search", folder / "index", "--queries", found).stderr == ""
+
+
 @pytest.mark.parametrize("qrels", ["qrels.txt", "qrels.tsv"])
 def test_search_prints_the_measures_of_ir_measures(folder: Path, qrels: str) -> None:
     pytest.importorskip("ir_measures", reason="ir-measures is missing: pip install 'cramlm[search]'")

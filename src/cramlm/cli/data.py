@@ -38,7 +38,7 @@ from cramlm.cli.options import (
     task_columns,
     top_k_option,
 )
-from cramlm.errors import UsageError, counted
+from cramlm.errors import UsageError, brief, counted
 
 if TYPE_CHECKING:
     from cramlm.retrieval.index import ExplainedHit, Hits
@@ -333,12 +333,15 @@ def search(
         cramlm search index --queries queries.tsv --top-k 100 --run out.trec --qrels qrels.txt
     """
     from cramlm.data.task import RowFormat, read_examples
+    from cramlm.retrieval.bm25.analysis import analyze
     from cramlm.retrieval.index import Index
     from cramlm.retrieval.trec import read_qrels, require_measures, run_lines
     from cramlm.storage.artifacts import publish_file, refuse_output
 
     if (query is None) == (queries is None):
         raise UsageError("pass a query, or a file of queries with --queries")
+    if query is not None and not query.strip():
+        raise UsageError("the query is blank; pass a text, or a file of queries with --queries")
     if query is not None and os.path.isfile(query):  # noqa: PTH113 - a text may be too long for a path
         raise UsageError(f"{query}: is a file; pass it with --queries")
     if run is not None:
@@ -350,7 +353,12 @@ def search(
     opened = replace(opened, scoring=replace(opened.scoring, **changed))
     if queries is None:
         assert query is not None
-        _show_hits(opened.explain(query, 10 if top_k is None else top_k), as_json=as_json)
+        explained = opened.explain(query, 10 if top_k is None else top_k)
+        _show_hits(explained, as_json=as_json)
+        if not explained:
+            has_terms = bool(analyze(query, opened.bm25.analyzer))
+            unused = "no word of this query is searched for: stop words and signs only"
+            print("no passage shares a word with this query" if has_terms else unused, file=sys.stderr)
         return
     if qrels is not None:
         require_measures()
@@ -358,6 +366,9 @@ def search(
     examples = read_examples(queries, RowFormat(text_column, None, id_column=id_column))
     ids = [example.id for example in examples]
     hits = opened.search([example.text for example in examples], 100 if top_k is None else top_k, threads=threads)
+    if empty := [example for example, found in zip(examples, hits.ids, strict=True) if not found]:
+        first = f"the first is {brief(empty[0].id)} ({brief(empty[0].text)})"
+        print(f"no hits: {len(empty):,} of {counted(len(ids), 'query', 'queries')}, {first}", file=sys.stderr)
     if run is not None:
         publish_file(run, "".join(run_lines(hits, ids)).encode())
         if not as_json:
@@ -380,8 +391,6 @@ def _show_hits(hits: Sequence[ExplainedHit], *, as_json: bool) -> None:
         else:
             terms = "  ".join(f"{term} {weight:.2f}" for term, weight in hit.terms[:8])
             print(f"{hit.rank + 1:>3}  {hit.score:8.3f}  {hit.id}  [{hit.source}]\n     {terms}\n     {beginning(hit.text, 200)}")
-    if not hits:
-        print("no passage shares a word with this query", file=sys.stderr)
 
 
 def _show_measures(hits: Hits, query_ids: Sequence[str], qrels: Qrels, *, as_json: bool) -> None:
