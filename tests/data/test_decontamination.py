@@ -1,15 +1,12 @@
 import random
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cramlm.config.run import TaskConfig
-from cramlm.data.decontamination import SHORTEST, WINDOW, HeldOut, Overlap, check_task, without_overlap
-from cramlm.data.task import read_task
+from cramlm.data.decontamination import SHORTEST, WINDOW, HeldOut, Overlap, without_overlap
 from cramlm.records import Event, Example, Task
 from cramlm.text.words import segment
 
@@ -122,36 +119,6 @@ def test_the_compiled_search_equals_a_plain_one(seed: int, kinds: str) -> None:
     documents = [" ".join(generator.choice(kinds) for _ in range(generator.randint(0, 60))) for _ in range(6)]
     expected = [n for n, document in enumerate(documents) if any(contains(document, text) for text in texts)]
     assert [overlap.position for overlap in overlaps(documents, *texts)] == expected
-
-
-def test_repetitions_and_conflicts_of_a_task_are_counted() -> None:
-    def split(name: str, *rows: tuple[str, str]) -> tuple[Example, ...]:
-        return tuple(Example(f"{name}:{n}", text, None, label) for n, (text, label) in enumerate(rows, start=1))
-
-    task = Task(
-        train=split("train", ("A b", "x"), ("a  B", "x"), ("c", "x"), ("c", "y"), ("d", "y")),
-        dev=split("dev", ("a b", "x"), ("e", "y")),
-        test=split("test", ("d", "x"), ("f", "x"), ("C", "y"), ("d!", "y")),
-        labels=("x", "y"),
-        dev_is_split_from_train=False,
-    )
-    check = check_task(task)
-    assert (check.repeated_train, check.conflicting_train) == (2, 1)
-    assert (check.dev_in_train, check.test_in_train) == ((1, 0), (1, 1))
-    assert check.leak_free_test.tolist() == [1, 3]
-
-
-SHARED = Path(__file__).parents[3] / "shared/data/tasks"
-
-
-@pytest.mark.shared_data
-@pytest.mark.skipif(not SHARED.is_dir(), reason="the shared tasks are not here")
-@pytest.mark.parametrize(("name", "repeated", "in_train", "leak_free"), [("citation_intent", 418, 52, 87), ("chemprot", 25, 4, 3465)])
-def test_the_known_leaks_of_public_tasks_are_found(name: str, repeated: int, in_train: int, leak_free: int) -> None:
-    """Counts: as published with these files (lower-cased text)."""
-    paths = {split: str(SHARED / name / f"{split}.jsonl") for split in ("train", "dev", "test")}
-    check = check_task(read_task(TaskConfig(**paths), seed=1))
-    assert (check.repeated_train, sum(check.test_in_train), len(check.leak_free_test)) == (repeated, in_train, leak_free)
 
 
 def test_unlabelled_texts_that_overlap_dev_or_test_texts_are_left_out_with_a_note() -> None:

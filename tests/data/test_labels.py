@@ -11,10 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from cramlm.config.run import OnBadRow, TaskConfig, load_config
-from cramlm.data.decontamination import check_task
 from cramlm.data.labels import RULES
 from cramlm.data.task import RowFormat, read_examples, read_task, split_dev
-from cramlm.data.validation import check_files, describe, files_of_task, read_labelled
+from cramlm.data.validation import check_files, count_repetitions, describe, files_of_task, read_labelled
 from cramlm.errors import DataError, UsageError
 from cramlm.records import Scale, TaskKind
 from jsonl import write_labelled
@@ -149,8 +148,8 @@ def test_a_text_with_two_numbers_is_a_conflict(tmp_path: Path) -> None:
     path = tmp_path / "train.csv"
     path.write_text("text,label\nsame,1\nsame,1.0\nother,2\nother,3\nthird,4\n", "utf-8")
     task = read_task(TaskConfig(train=str(path), dev=str(path), kind="regression"), seed=1)
-    found = check_task(task)
-    assert (found.repeated_train, found.conflicting_train) == (2, 1)
+    found = count_repetitions(task)
+    assert (found.train, found.conflicting) == (2, 1)
     assert files_of_task(task)[0].kind == "regression"
 
 

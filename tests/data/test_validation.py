@@ -10,11 +10,22 @@ from typing import Any
 import pytest
 
 from commands import cramlm
-from cramlm.config.run import CorpusConfig
+from cramlm.config.run import CorpusConfig, TaskConfig
 from cramlm.data.corpus import build_corpus
-from cramlm.data.task import RowFormat
-from cramlm.data.validation import Finding, check_corpus, check_files, describe, read_labelled, summarize_findings
-from cramlm.records import TaskKind
+from cramlm.data.task import RowFormat, read_task
+from cramlm.data.validation import (
+    Finding,
+    RepetitionCounts,
+    check_corpus,
+    check_files,
+    count_repetitions,
+    describe,
+    read_labelled,
+    summarize_findings,
+)
+from cramlm.evaluation.kinds import score_test
+from cramlm.evaluation.metrics import Scores
+from cramlm.records import Example, Task, TaskKind
 from cramlm.text.characters import count_scripts, main_script
 from jsonl import write_jsonl, write_labelled
 
@@ -59,6 +70,16 @@ def test_every_kind_of_finding_has_its_file_and_line(tmp_path: Path) -> None:
     }
     leak = next(finding for finding in findings if finding.rule == "leak")
     assert leak.message == f"the text of {train}:4, label 'sea' here and 'hill' there"
+
+
+def test_a_leak_is_compared_with_the_training_row_of_the_same_label(tmp_path: Path) -> None:
+    train = write_labelled(tmp_path / "train.jsonl", [("a wave", "hill"), ("a wave", "sea"), ("a summit", "hill")])
+    test = write_labelled(tmp_path / "test.jsonl", [("a wave", "sea"), ("A summit", "sea")])
+    findings = check_files(read_labelled(train, RowFormat()), [read_labelled(test, RowFormat())])
+    assert [finding.message for finding in findings if finding.rule == "leak"] == [
+        f"the text of {train}:2, same label",
+        f"the text of {train}:3, label 'sea' here and 'hill' there",
+    ]
 
 
 def test_a_held_out_label_that_differs_in_case_from_one_of_train_is_named_with_it(tmp_path: Path) -> None:
@@ -172,3 +193,35 @@ def test_check_exits_with_3_if_there_is_a_problem_else_0(tmp_path: Path) -> None
     shown = cramlm("check", clean)
     assert (shown.returncode, shown.stderr) == (0, "")
     assert "0 problems, 0 notices in 1 file" in shown.stdout
+
+
+def test_repetitions_and_conflicts_of_a_task_are_counted() -> None:
+    def split(name: str, *rows: tuple[str, str]) -> tuple[Example, ...]:
+        return tuple(Example(f"{name}:{n}", text, None, label) for n, (text, label) in enumerate(rows, start=1))
+
+    task = Task(
+        train=split("train", ("A b", "x"), ("a  B", "x"), ("c", "x"), ("c", "y"), ("d", "y")),
+        dev=split("dev", ("a b", "x"), ("e", "y")),
+        test=split("test", ("d", "x"), ("f", "x"), ("C", "y"), ("d!", "y")),
+        labels=("x", "y"),
+        dev_is_split_from_train=False,
+    )
+    assert count_repetitions(task) == RepetitionCounts(train=2, conflicting=1, dev_in_train=(1, 0), test_in_train=(1, 1))
+    everything, leak_free = score_test(task, ["y", "x", "x", "y"])
+    assert isinstance(everything, Scores)
+    assert isinstance(leak_free, Scores)
+    assert (everything.rows, everything.accuracy, leak_free.rows, leak_free.accuracy) == (4, 0.5, 2, 1.0)
+
+
+SHARED = Path(__file__).parents[3] / "shared/data/tasks"
+
+
+@pytest.mark.shared_data
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the shared tasks are not here")
+@pytest.mark.parametrize(("name", "repeated", "in_train", "leak_free"), [("citation_intent", 418, 52, 87), ("chemprot", 25, 4, 3465)])
+def test_the_known_leaks_of_public_tasks_are_found(name: str, repeated: int, in_train: int, leak_free: int) -> None:
+    """Counts: as published with these files (lower-cased text)."""
+    paths = {split: str(SHARED / name / f"{split}.jsonl") for split in ("train", "dev", "test")}
+    task = read_task(TaskConfig(**paths), seed=1)
+    counts = count_repetitions(task)
+    assert (counts.train, sum(counts.test_in_train), len(task.test) - sum(counts.test_in_train)) == (repeated, in_train, leak_free)

@@ -18,7 +18,6 @@ from typing import Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from cramlm.data.task import text_key
 from cramlm.records import Emit, Event, Example, IntArray, Task, silent
 from cramlm.storage.arrays import joined
 from cramlm.text import kernels
@@ -170,40 +169,3 @@ def without_overlap(task: Task, *, emit: Emit = silent) -> Task:
     message = f"{len(found):,} of {len(task.unlabelled):,} unlabelled texts left out, because they overlap dev or test texts"
     emit(Event("note", "task", f"{message} (first {task.unlabelled[first.position].id}: {first.reason} with {first.split_example_id})"))
     return replace(task, unlabelled=tuple(row for number, row in enumerate(task.unlabelled) if number not in found))
-
-
-@dataclass(frozen=True, slots=True)
-class TaskCheck:
-    """Repeated texts in a task (equal `text_key`).
-
-    repeated_train: training rows that repeat the text of an earlier row. conflicting_train: training texts with more than one label.
-    dev_in_train, test_in_train: numbers of rows (with the same label, with another label only). leak_free_test: indices of the test rows
-    that are not in train, int64.
-    """
-
-    repeated_train: int
-    conflicting_train: int
-    dev_in_train: tuple[int, int]
-    test_in_train: tuple[int, int]
-    leak_free_test: IntArray
-
-
-def check_task(task: Task) -> TaskCheck:
-    """Count texts that are repeated within train, or that dev or test share with train."""
-    labels: dict[str, set[str | None]] = {}
-    for example in task.train:
-        labels.setdefault(text_key(example), set()).add(example.label)
-    test_keys = [text_key(example) for example in task.test]
-    return TaskCheck(
-        repeated_train=len(task.train) - len(labels),
-        conflicting_train=sum(1 for of_text in labels.values() if len(of_text) > 1),
-        dev_in_train=_count_in_train(task.dev, labels),
-        test_in_train=_count_in_train(task.test, labels),
-        leak_free_test=np.array([index for index, key in enumerate(test_keys) if key not in labels], dtype=np.int64),
-    )
-
-
-def _count_in_train(examples: Sequence[Example], labels: dict[str, set[str | None]]) -> tuple[int, int]:
-    shared = [(example.label, labels[key]) for example in examples if (key := text_key(example)) in labels]
-    same = sum(1 for label, train_labels in shared if label in train_labels)
-    return same, len(shared) - same

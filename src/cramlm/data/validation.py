@@ -170,24 +170,70 @@ def _summary(rule: str, findings: Sequence[Finding]) -> str:
     return f"{rule}: {first}" if len(findings) == 1 else f"{rule}: {len(findings):,} findings, first {first}"
 
 
-def _repetitions(files: Sequence[LabelledFile]) -> Iterator[Finding]:
-    """Yield one finding for each row that repeats the text of an earlier row, in the same file or an earlier one."""
+@dataclass(frozen=True, slots=True)
+class Repetition:
+    """A row with the text of an earlier row. in_file, other_file: numbers of their files.
+
+    other: of the first file that has the text, the first row with the same label (if that is an earlier file) or with another label (if it
+    is the same file), if there is one; else the first row.
+    """
+
+    example: Example
+    in_file: int
+    other: Example
+    other_file: int
+
+    @property
+    def has_same_label(self) -> bool:
+        return self.example.label == self.other.label
+
+
+def find_repetitions(files: Sequence[Sequence[Example]]) -> Iterator[Repetition]:
+    """Yield one repetition for each row that repeats the text of an earlier row, in the same file or an earlier one."""
     rows_of: dict[str, list[tuple[int, Example]]] = {}  # the first row of each label in each file
-    for number, file in enumerate(files):
-        for example in file.examples:
+    for number, examples in enumerate(files):
+        for example in examples:
             rows = rows_of.setdefault(text_key(example), [])
-            elsewhere = next((earlier for in_file, earlier in rows if in_file != number), None)
-            here = [earlier for in_file, earlier in rows if in_file == number]
-            if elsewhere is not None:
-                yield Finding(example.id, "problem", "leak", f"the text of {elsewhere.id}{_compare_labels(example, elsewhere)}")
-            elif here:
-                other = next((earlier for earlier in here if earlier.label != example.label), None)
-                if other is not None:
-                    yield Finding(example.id, "problem", "conflict", f"the text of {other.id}{_compare_labels(example, other)}")
-                else:
-                    yield Finding(example.id, "notice", "duplicate", f"the text of {here[0].id}, same label")
+            if rows:
+                first = rows[0][0]
+                preferred = (other for in_file, other in rows if in_file == first and (other.label == example.label) == (first < number))
+                yield Repetition(example, number, next(preferred, rows[0][1]), first)
             if not any(in_file == number and earlier.label == example.label for in_file, earlier in rows):
                 rows.append((number, example))
+
+
+@dataclass(frozen=True, slots=True)
+class RepetitionCounts:
+    """Repeated texts in a task.
+
+    train: training rows that repeat the text of an earlier row. conflicting: training texts with more than one label. dev_in_train,
+    test_in_train: numbers of rows (with the same label, with another label only).
+    """
+
+    train: int
+    conflicting: int
+    dev_in_train: tuple[int, int]
+    test_in_train: tuple[int, int]
+
+
+def count_repetitions(task: Task) -> RepetitionCounts:
+    """Count texts that are repeated within train, or that dev or test share with train."""
+    found = [each for each in find_repetitions([task.train, task.dev, task.test]) if each.other_file == 0]
+    count = Counter((each.in_file, each.has_same_label) for each in found)
+    conflicting = {text_key(each.example) for each in found if each.in_file == 0 and not each.has_same_label}
+    of_split = {number: (count[number, True], count[number, False]) for number in range(3)}
+    return RepetitionCounts(sum(of_split[0]), len(conflicting), of_split[1], of_split[2])
+
+
+def _repetitions(files: Sequence[LabelledFile]) -> Iterator[Finding]:
+    for each in find_repetitions([file.examples for file in files]):
+        message = f"the text of {each.other.id}{_compare_labels(each.example, each.other)}"
+        if each.in_file != each.other_file:
+            yield Finding(each.example.id, "problem", "leak", message)
+        elif each.has_same_label:
+            yield Finding(each.example.id, "notice", "duplicate", message)
+        else:
+            yield Finding(each.example.id, "problem", "conflict", message)
 
 
 def _compare_labels(example: Example, other: Example) -> str:

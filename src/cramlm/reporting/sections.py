@@ -24,9 +24,9 @@ from markupsafe import Markup
 
 from cramlm.config.run import CorpusConfig, parse_budget
 from cramlm.data.corpus import Corpus, build_corpus
-from cramlm.data.decontamination import TaskCheck, check_task
 from cramlm.data.labels import RULES
 from cramlm.data.task import text_key
+from cramlm.data.validation import RepetitionCounts, count_repetitions
 from cramlm.evaluation.combination import ENCODER
 from cramlm.evaluation.confidence import FEWEST_TEXTS, Confidence, CoverageCurve
 from cramlm.evaluation.kinds import KINDS, METRIC_NAMES, format_metric, is_percent, main_metric
@@ -118,7 +118,7 @@ class LabelledData:
     numbers: tuple[Markup, str] | None
     length_chart: Markup
     lengths: Mapping[str, Sequence[float]]
-    check: TaskCheck
+    repetitions: RepetitionCounts
     in_train: Mapping[str, tuple[int, int]]
 
 
@@ -385,7 +385,7 @@ def _threads(run: RunRecord) -> str:
 
 
 def _labelled_data(task: Task) -> LabelledData:
-    check = check_task(task)
+    repetitions = count_repetitions(task)
     splits = {name: examples for name, examples in (("train", task.train), ("dev", task.dev), ("test", task.test)) if examples}
     words = {name: [count_words(example.whole_text) for example in examples] for name, examples in splits.items()}
     return LabelledData(
@@ -394,8 +394,10 @@ def _labelled_data(task: Task) -> LabelledData:
         numbers=_numbers(task) if task.kind == "regression" else None,
         length_chart=_length_chart(words["train"]),
         lengths={name: np.percentile(words[name], (0, 10, 50, 90, 100)).round().tolist() for name in splits},
-        check=check,
-        in_train={name: counts for name, counts in (("dev", check.dev_in_train), ("test", check.test_in_train)) if name in splits},
+        repetitions=repetitions,
+        in_train={
+            name: counts for name, counts in (("dev", repetitions.dev_in_train), ("test", repetitions.test_in_train)) if name in splits
+        },
     )
 
 
