@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import tracemalloc
+from collections.abc import Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -12,8 +15,10 @@ from cramlm.config.run import CorpusConfig
 from cramlm.data.corpus import Corpus, build_corpus
 from cramlm.linear import cooccurrence, word_vectors
 from cramlm.linear.cooccurrence import build_word_vectors, count_word_vectors, forecast_word_vectors
-from cramlm.linear.word_vectors import WordVectors
+from cramlm.linear.word_vectors import WordVectors, unit_vectors
+from cramlm.records import PAIR_BOUNDARY, FloatArray
 from cramlm.storage.artifacts import verify
+from cramlm.text.markers import Markers
 from jsonl import write_jsonl
 
 
@@ -115,3 +120,36 @@ def test_a_corpus_without_repeated_words_gives_texts_no_direction(tmp_path: Path
     vectors = count_word_vectors(corpus_of(["one two three", "four five six"], tmp_path / "few"))
     assert vectors.words == ()
     assert not vectors.of(["one two"]).any()
+
+
+class RecordingVectors(WordVectors):
+    """Word vectors that record the texts of each call."""
+
+    computed: ClassVar[list[list[str]]] = []
+
+    def of(self, texts: Sequence[str]) -> FloatArray:
+        self.computed.append(list(texts))
+        return super().of(texts)
+
+
+def test_the_texts_of_pairs_have_their_vectors_computed_once_where_they_are_the_segments(vectors: WordVectors) -> None:
+    halves = [*itertools.pairwise(passages()[:9]), ("a sail", "")]
+    texts = [*map(PAIR_BOUNDARY.join, halves), "a label", ""]
+    kinds = (("", PAIR_BOUNDARY), (PAIR_BOUNDARY, ""))
+    recording = RecordingVectors(vectors.words, vectors.directions, vectors.weights, vectors.shared)
+    found = recording.of_segments(texts, Markers((PAIR_BOUNDARY,), kinds))
+    first, second = ([pair[half] for pair in halves] for half in (0, 1))
+    assert recording.computed == [texts, [*first, "a label", ""], [*second, "", ""]]
+    of_kinds = unit_vectors(np.hstack([vectors.of([*column, "", ""]) for column in (first, second)]))
+    width = len(vectors.shared)
+    assert np.array_equal(found[:, width : 3 * width], of_kinds * np.float32(4**-0.5)), (
+        "a text without a second one has no segment of a pair"
+    )
+
+
+def test_segments_that_are_not_the_texts_of_a_pair_have_vectors_of_their_own(vectors: WordVectors) -> None:
+    markers = Markers((PAIR_BOUNDARY, "<", ">"), (("", "<"), ("<", ">"), (PAIR_BOUNDARY, "")))
+    found = vectors.of_segments([f"boat <wave> sail{PAIR_BOUNDARY}ridge"], markers)
+    expected = unit_vectors(np.hstack([vectors.of([text]) for text in ("boat", "wave", "ridge")]))
+    width = len(vectors.shared)
+    np.testing.assert_allclose(found[:, width : 4 * width], expected * np.float32(4**-0.5), rtol=1e-6, atol=1e-7)

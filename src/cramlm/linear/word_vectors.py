@@ -70,12 +70,23 @@ class WordVectors:
         whole = self.of(texts)
         if markers is None:
             return whole
-        parts = [whole, unit_vectors(np.hstack([self.of(column) for column in markers.by_kind(texts)]))]
+        halves: list[tuple[list[str], FloatArray]] = []
         if markers.pairs:
-            first, second = (self.of([text.partition(PAIR_BOUNDARY)[half] for text in texts]) for half in (0, 2))
+            columns = [[text.partition(PAIR_BOUNDARY)[half] for text in texts] for half in (0, 2)]
+            halves = [(column, self.of(column)) for column in columns]
+        parts = [whole, unit_vectors(np.hstack([self._of_column(column, halves) for column in markers.by_kind(texts)]))]
+        if markers.pairs:
+            (_, first), (_, second) = halves
             parts += [first * second * np.float32(len(self.shared) ** 0.5), np.abs(first - second)]
         joined: FloatArray = np.hstack(parts) * np.float32(len(parts) ** -0.5)
         return joined
+
+    def _of_column(self, texts: Sequence[str], known: Sequence[tuple[Sequence[str], FloatArray]]) -> FloatArray:
+        """As `of`. known: texts and their vectors in the same order; a column of these texts or empty ones is not computed again."""
+        for others, vectors in known:
+            if all(not text or text == other for text, other in zip(texts, others, strict=True)):
+                return np.where(np.array([[text != ""] for text in texts]), vectors, np.float32(0))
+        return self.of(texts)
 
     def of_counts(self, counts: Any) -> FloatArray:
         """The vectors of texts with these counts of words, CSR (texts, words)."""
