@@ -129,7 +129,7 @@ def _csv_rows() -> Iterator[Case]:
         yield Case(4, "a column twice", name, good.replace(header, b"text" + tab + b"text", 1), 3, ("1 and 2",))
         long = replaced(good, b"x" * 17_000_000 + tab + b"sea")
         yield Case(19, "a long line", name, long, 3, (where, "max_record_bytes"), (TASK, CORPUS))
-    yield Case(3, "semicolons", "a.csv", csv(";"), 3, ("--text-column", "semicolons"))
+    yield Case(3, "bars", "a.csv", csv("|"), 3, ("--text-column", "bars"))
 
 
 def _json_rows() -> Iterator[Case]:

@@ -70,7 +70,8 @@ def test_an_empty_file_has_no_rows(make: MakeFile, name: str) -> None:
     ("header", "words"),
     [
         ("Text,label", "no column 'text'; found 'Text', 'label' (did you mean 'Text'?); pass --text-column"),
-        ("text;label", "columns seem separated by semicolons"),
+        ("text|label", "columns seem separated by bars"),
+        ("Text;label", "no column 'text'; found 'Text', 'label' (did you mean 'Text'?); pass --text-column"),
         ("text,class", "no column 'label'; found 'text', 'class'; pass --label-column"),
         ("text,label,text", "column 'text' occurs twice, as number 1 and 3"),
         ('{"text": "a"}', "looks like JSON lines"),
@@ -98,6 +99,18 @@ def test_a_missing_column_is_reported_with_the_existing_ones(make: MakeFile, hea
 )
 def test_an_invalid_row_is_reported_with_its_line(make: MakeFile, name: str, content: bytes, line: int, words: str) -> None:
     assert fault(make(name, content), (Column("text"),)).startswith(f":{line}: {words}")
+
+
+@pytest.mark.parametrize("separator", [";", "\t"])
+def test_a_csv_file_whose_header_has_no_comma_may_have_semicolons_or_tabs(make: MakeFile, separator: str) -> None:
+    table = 'label|"text"|\nx|"one, two"|\ny|"three; four\tfive"|\nz|six, seven|\n'.replace("|", separator)
+    assert rows(make("a.csv", table)) == [("one, two", "x"), ("three; four\tfive", "y"), ("six, seven", "z")]
+
+
+def test_a_header_with_a_comma_has_commas_whatever_else_it_has(make: MakeFile) -> None:
+    assert rows(make("a.csv", "text,label,place;time\na;b,x,1;2\n")) == [("a;b", "x")]
+    assert rows(make("b.csv", 'text,"label"\na;b,x\n')) == [("a;b", "x")]
+    assert rows(make("c.csv", '"place, time";text;label\n"1, 2";a,b;x\n')) == [("a,b", "x")]
 
 
 def test_a_table_may_have_several_columns_without_a_name(make: MakeFile) -> None:

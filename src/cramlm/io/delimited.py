@@ -1,5 +1,7 @@
 """Strict CSV and TSV, with the physical line of every row.
 
+The separator of a CSV file is a comma; where the header has none, it is a semicolon (as spreadsheets write it in countries with decimal
+commas) or a tab that the header has.
 A field that starts with a quote ends at the next quote that is not doubled, and may contain separators and newlines; in other fields a
 quote is an ordinary character. Every record has as many fields as the header. Nothing is converted: `NA`, `007` and `1.0` are strings. If
 the header ends in CRLF (or CR), such newlines inside quotes become LF, so that converting line ends changes no text. An unclosed quote is
@@ -8,6 +10,7 @@ an error even with `--on-bad-row skip`, because rows cannot be distinguished fro
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 from cramlm.errors import DataError, brief
@@ -15,9 +18,9 @@ from cramlm.io.rows import Column, Row, RowCounts, find_columns, from_cell, not_
 from cramlm.io.streams import Lines
 
 
-def read_delimited(lines: Lines, columns: Sequence[Column], counts: RowCounts, *, separator: str, limit: int) -> Iterator[Row]:
-    """Yield the rows of a table with a header line; empty lines are skipped."""
-    records = _records(lines, counts, separator=separator, limit=limit)
+def read_delimited(lines: Lines, columns: Sequence[Column], counts: RowCounts, *, separators: str, limit: int) -> Iterator[Row]:
+    """Yield the rows of a table with a header line; empty lines are skipped. separators: the first one that the header has is used."""
+    records = _records(lines, counts, separators=separators, limit=limit)
     header = next(records, None)
     if header is None:
         return
@@ -36,13 +39,14 @@ def read_delimited(lines: Lines, columns: Sequence[Column], counts: RowCounts, *
         yield Row(line, tuple(None if index is None else from_cell(fields[index], column) for index, column in requested))
 
 
-def _records(lines: Lines, counts: RowCounts, *, separator: str, limit: int) -> Iterator[tuple[int, list[str], str | None]]:
+def _records(lines: Lines, counts: RowCounts, *, separators: str, limit: int) -> Iterator[tuple[int, list[str], str | None]]:
     """Yield (first line, fields, error or None) of every record."""
     newline: str | None = None  # text of a line end inside quotes, if the header ended in CR or CRLF
     parts: list[str] = []  # of the open quoted field, if `opened`
     fields: list[str] = []
     fault: str | None = None
     begun = opened = size = 0
+    separator = ""  # found in the first line that is not empty
     for number, offset, raw in lines:
         if raw is None:
             if opened:
@@ -65,6 +69,7 @@ def _records(lines: Lines, counts: RowCounts, *, separator: str, limit: int) -> 
                 fault = None
                 continue
             begun, size = number, 0
+            separator = separator or _separator_of(body, separators)
             if '"' not in body:
                 yield number, body.split(separator), fault
                 fault = None
@@ -113,6 +118,12 @@ def _records(lines: Lines, counts: RowCounts, *, separator: str, limit: int) -> 
             fields, fault = [], None
     if opened:
         raise _never_closed(counts, opened)
+
+
+def _separator_of(header: str, separators: str) -> str:
+    """Return the first of `separators` that the header has outside of quotes; the first one if it has none."""
+    unquoted = re.sub(r'"[^"]*"?', "", header)
+    return next((separator for separator in separators if separator in unquoted), separators[0])
 
 
 def _never_closed(counts: RowCounts, opened: int) -> DataError:

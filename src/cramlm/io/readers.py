@@ -121,8 +121,8 @@ class Reader:
             case "jsonl":
                 return read_jsonl(lines, self.columns, self._counts, limit=self._limit)
             case "csv" | "tsv":
-                separator = "," if format_ == "csv" else "\t"
-                return read_delimited(lines, self.columns, self._counts, separator=separator, limit=self._limit)
+                separators = ",;\t" if format_ == "csv" else "\t"
+                return read_delimited(lines, self.columns, self._counts, separators=separators, limit=self._limit)
             case _:
                 return self._text_rows(lines)
 

@@ -133,9 +133,9 @@ def missing_column(column: Column, present: Sequence[str]) -> str:
     """Return the message for a missing column: the existing columns, a hint, and the flag to pass."""
     hint = ""
     if len(present) == 1:
-        for separator, name in ((";", "semicolons"), ("\t", "tabs"), (",", "commas"), ("|", "bars")):
+        for separator, name in ((";", "semicolons"), (",", "commas"), ("|", "bars")):
             if separator in present[0]:
-                hint = f" (columns seem separated by {name}; use commas, or .tsv for tabs)"
+                hint = f" (columns seem separated by {name}; use commas or semicolons in .csv, tabs in .tsv)"
         if present[0].lstrip().startswith("{"):
             hint = " (this looks like JSON lines; rename it to .jsonl)"
     elif near := difflib.get_close_matches(column.name.lower(), [name.lower() for name in present], n=1):
