@@ -20,6 +20,7 @@ from sklearn.preprocessing import FunctionTransformer
 from cramlm import CramClassifier
 from cramlm.data.task import load_task
 from cramlm.errors import CramError, DataError, UsageError
+from cramlm.estimator import in_parameters
 from cramlm.inference.predictor import Predictor
 from cramlm.storage.artifacts import verify
 from cramlm.storage.locks import lock
@@ -44,6 +45,7 @@ SETTINGS = {
     **{f"phases[0].{name}": value for name, value in {**ROWS, "steps": 40}.items()},
 }
 SHORT = {**SETTINGS, "phases[0].steps": 4}
+OPEN_STEPS = {name: value for name, value in SETTINGS.items() if name != "phases[0].steps"}
 WITH_CORPUS = {
     **SETTINGS,
     "retriever.max_documents": 60,
@@ -243,6 +245,8 @@ Change = Callable[[list[Any], list[Any]], tuple[Any, Any]]
         (lambda x, y: (x, [(label, 1) for label in y]), "y\\[0\\] is a tuple .*; expected one label per text"),
         (lambda x, y: (x, [0.5, 1.25, 0.5, 2.75]), "y holds no classes: Unknown label type"),
         (lambda x, y: (x, np.eye(4)), "y is of 2 dimensions"),
+        (lambda x, y: (["a ship", "a hill", "A  ship", "a hill"], y), "X holds 2 distinct texts, too few to split a dev set off; a class"),
+        (lambda x, y: (["a ship"] * 4, y), "X holds 1 distinct text, too few to split a dev set off"),
         (lambda x, y: (x, [7, 8, 9, 7]), "y holds 3 classes for 4 texts, more than one per two texts; are these ids"),
     ],
 )
@@ -263,12 +267,57 @@ def test_bad_input_is_refused_with_its_index_before_anything_is_written(change: 
         ({"settings": {"encoder.depth": 3}}, "encoder.depth"),
         ({"settings": {"encoder.layers": {2}}}, r"'encoder.layers'. is \{2\}, not a number"),
         ({"budget": "soon"}, "budget 'soon' is neither a positive time"),
+        ({"recipe": "tlm-small:chemprot:x"}, "recipe 'tlm-small:chemprot:x': the scale 'x' is not a number"),
+        ({"recipe": "plm"}, r"the recipe plm starts from pretrained weights; pass init= \(a folder with config.json"),
+        ({"settings": {"seed.more": 3}}, r"settings\['seed.more'\]: 'seed' is a value, not a table"),
+        ({"settings": {"model": "static"}}, r"needs a corpus; pass corpus, or set model = 'tfidf'"),
     ],
 )
 def test_parameters_are_validated_by_fit(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
-    with pytest.raises(CramError, match=message):
+    with pytest.raises(ValueError, match=message) as refused:
         tiny(**{"out": tmp_path / "runs", **changes}).fit(TEXTS, [0, 1, 0, 1])
+    assert isinstance(refused.value, UsageError)
+    assert "--" not in str(refused.value)
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"settings": OPEN_STEPS, "budget": "1e3flops"},
+            r'pass budget="[\w.]+flops" or more, or a smaller encoder, as in settings=\{"encoder',
+        ),
+        ({"corpus": "FOLDER/bad.jsonl"}, r'bad.jsonl:1: .*settings=\{"corpus.on_bad_row": "skip"\}'),
+        ({"corpus": "FOLDER/other.csv"}, r'no column .text.; found .body.; pass settings=\{"corpus.text_column": NAME\}'),
+        ({"settings": {**SETTINGS, "device": "cuda"}}, r'use settings=\{"device": "cpu"\}'),
+        ({"recipe": "plm", "init": "FOLDER"}, "pass another folder to init|init takes a folder with config.json"),
+    ],
+)
+def test_errors_of_a_fit_name_parameters_and_no_options_of_the_command_line(
+    changes: dict[str, Any], message: str, data: Data, tmp_path: Path
+) -> None:
+    (tmp_path / "bad.jsonl").write_text('{"text": 5}\n')
+    (tmp_path / "other.csv").write_text("body\nsome text\n")
+    named = {name: value.replace("FOLDER", str(tmp_path)) if isinstance(value, str) else value for name, value in changes.items()}
+    with pytest.raises(CramError, match=message) as refused:
+        tiny(out=tmp_path / "runs", store=tmp_path / "store", **named).fit(data.X, data.y)
+    assert "--" not in str(refused.value)
+
+
+def test_every_message_that_names_an_option_is_written_for_python() -> None:
+    """The messages below the command line that a fit of the estimator can end with or print."""
+    messages = {
+        "pass --budget 1.8e12flops or more, or a smaller --preset": 'pass budget="1.8e12flops" or more, or a smaller encoder, as in '
+        'settings={"encoder.hidden": 128}',
+        "free space, or pass --out and --store on another disk": "free space, or pass out and store on another disk",
+        "pass --budget 20m or --set phases[0].steps=N": 'pass budget="20m" or settings={"phases[0].steps": N}',
+        "pass a new or empty folder as --out": "pass a new or empty folder as out",
+        "pass --set tokens_per_second=N": 'pass settings={"tokens_per_second": N}',
+        "to predict a number pass --task-type regression": 'to predict a number use cramlm.fit with files and kind="regression"',
+        "pass --id-column": 'pass settings={"corpus.id_column": NAME}',
+    }
+    assert {message: in_parameters(message) for message in messages} == messages
 
 
 def test_parameters_may_be_numpy_numbers_and_paths(data: Data, tmp_path: Path) -> None:

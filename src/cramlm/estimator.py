@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 import tempfile
 import weakref
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -26,8 +27,9 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
-from cramlm.errors import DataError, UsageError, brief
-from cramlm.records import FloatArray, silent
+from cramlm.data.task import split_dev, text_key
+from cramlm.errors import CramError, DataError, UsageError, brief, counted
+from cramlm.records import Emit, Event, Example, FloatArray, silent
 from cramlm.storage.artifacts import hash_json, open_artifact, publish, publish_file, refuse_foreign
 from cramlm.storage.locks import lock, wait_while_locked
 
@@ -38,7 +40,54 @@ if TYPE_CHECKING:
 
 
 class InvalidInput(DataError, ValueError):  # noqa: N818 - scikit-learn's callers catch it as a ValueError
-    """X or y is invalid; the message has the index, counted from 0."""
+    """X, y or a file of the corpus is invalid; the message has the index in X or y, counted from 0, or the file and line."""
+
+
+class InvalidParameter(UsageError, ValueError):  # noqa: N818 - as above
+    """A parameter is invalid, or parameters exclude each other."""
+
+
+_PARAMETERS: Final = [
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r"= \(--[a-z-]+ FILES\)", "="),  # "corpus= (--corpus FILES)"
+        (r"\(--base-model FOLDER, ", "(a folder "),
+        (r"--set (['\"])([^'\"=]+)=.*?\1:", r"settings['\2']:"),
+        (r"--set ([\w.\[\]]+)=(\w+)", r'settings={"\1": \2}'),
+        (r"--text-column \(in fit.*?\)", 'settings={"corpus.text_column": NAME}'),
+        (r"--id-column", 'settings={"corpus.id_column": NAME}'),
+        (r"--on-bad-row skip", 'settings={"corpus.on_bad_row": "skip"}'),
+        (r"--device (\w+)", r'settings={"device": "\1"}'),
+        (r"pass --task-type (\S+)( --label-separator '.')?", r'use cramlm.fit with files and kind="\1"'),
+        (r"--budget ([\w.]+)", r'budget="\1"'),
+        (r"a smaller --preset", 'a smaller encoder, as in settings={"encoder.hidden": 128}'),
+        (r"--base-model", "init"),
+        (r"--(corpus|unlabelled|recipe|seed|out|store)\b", r"\1"),
+    )
+]
+"""Options of the command line in messages, and what to write in Python."""
+
+
+def in_parameters(message: str) -> str:
+    """Return a message with the parameters of `CramClassifier` in place of the options of the command line."""
+    for pattern, replacement in _PARAMETERS:
+        message = pattern.sub(replacement, message)
+    return message
+
+
+@contextmanager
+def _errors_in_parameters() -> Iterator[None]:
+    """Turn errors of usage and data into ValueErrors, and name parameters in place of options in the messages of all errors."""
+    try:
+        yield
+    except CramError as error:
+        message = in_parameters(str(error))
+        if type(error) is UsageError:
+            raise InvalidParameter(message) from error
+        if type(error) is DataError:
+            raise InvalidInput(message) from error
+        error.args = (message, *error.args[1:])
+        raise
 
 
 class CramClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn is not typed
@@ -88,9 +137,13 @@ class CramClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         """Train on texts (n,) and labels (n,) of any sortable type.
 
         Raises:
-            InvalidInput: (a ValueError) for different lengths, a missing or blank text, labels that are not classes.
-            CramError: as `cramlm.fit`.
+            InvalidInput, InvalidParameter: (ValueErrors) for different lengths, a missing or blank text, labels that are not classes, too
+            few different texts to split a dev set off; for an unknown setting. CramError: as `cramlm.fit`.
         """
+        with _errors_in_parameters():
+            return self._fit(X, y)
+
+    def _fit(self, X: Any, y: Any) -> Self:  # noqa: N803
         texts = checked_texts(X, "X")
         for index, text in enumerate(texts):
             if not text.strip():
@@ -105,7 +158,8 @@ class CramClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         root = scratch.path if scratch is not None else Path(self.out or "")
         folder = root / f"fit-{hash_json([self._inputs(), rows])[:12]}"
         train, more = folder / "data" / "train.jsonl", folder / "data" / "unlabelled.jsonl"
-        self._config("", [])  # validate the settings before writing files
+        if self._config("", []).task.dev is None:  # also validates the settings before files are written
+            _check_dev_split(texts, [names[code] for code in codes], fraction=self.dev_fraction, seed=int(self.seed))
 
         def write_inputs() -> None:
             with lock(folder / "run"):  # which marks the folder as that of a run
@@ -356,13 +410,30 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def _events(verbose: bool) -> Any:
-    """Return a context manager that yields an `Emit`."""
+def _check_dev_split(texts: Sequence[str], labels: Sequence[str], *, fraction: float, seed: int) -> None:
+    """Raise InvalidInput if no dev set can be split off."""
+    rows = [Example(str(index), text, None, label) for index, (text, label) in enumerate(zip(texts, labels, strict=True))]
+    try:
+        split_dev(rows, fraction=fraction, seed=seed)
+    except DataError as error:
+        distinct = counted(len({text_key(row) for row in rows}), "distinct text")
+        raise InvalidInput(f"X holds {distinct}, too few to split a dev set off; a class needs at least 2") from error
+
+
+@contextmanager
+def _events(verbose: bool) -> Iterator[Emit]:
+    """Yield a function that prints events, with the names of parameters, if `verbose`."""
     if not verbose:
-        return nullcontext(enter_result=silent)
+        yield silent
+        return
     from cramlm.cli.console import console_events
 
-    return console_events()
+    with console_events() as emit:
+
+        def emit_in_parameters(event: Event) -> None:
+            emit(replace(event, message=in_parameters(event.message)))
+
+        yield emit_in_parameters
 
 
 class _Scratch:
