@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import joblib
 import numpy as np
 import pandas
 import pytest
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
-from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.model_selection import GridSearchCV, cross_val_score, cross_validate
 from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import FunctionTransformer
 
+from commands import python
 from cramlm import CramClassifier
 from cramlm.data.task import load_task
 from cramlm.errors import CramError, DataError, UsageError
@@ -165,15 +168,32 @@ def test_a_run_in_a_relative_folder_is_found_from_another_working_directory(
     assert Predictor.load("saved").labels == ("10", "9")
 
 
-def test_a_temporary_run_cannot_be_pickled_and_is_deleted_with_its_estimator(data: Data) -> None:
+def test_a_temporary_run_is_pickled_with_its_model_and_deleted_with_its_estimator(data: Data, tmp_path: Path) -> None:
     classifier = tiny(settings=SHORT).fit(data.X, data.y)
+    expected, confidences = classifier.predict_proba(data.X_test), classifier.predict_or_abstain(data.X_test, below=0.5)[1]
     folder = classifier.run_.path
     assert folder.is_dir()
-    with pytest.raises(UsageError, match="pass out='runs' before fit"):
-        pickle.dumps(classifier)
-    pickle.loads(pickle.dumps(clone(classifier)))
+    joblib.dump(classifier, tmp_path / "classifier.joblib")
     del classifier
     assert not folder.exists()
+    code = "import sys, joblib, numpy\nclassifier = joblib.load(sys.argv[1])\nfolder = classifier.run_.path\nassert folder.is_dir()\n"
+    code += "numpy.save(sys.argv[2], classifier.predict_proba(sys.argv[3:]))\ndel classifier\nassert not folder.exists()\n"
+    python(code, tmp_path / "classifier.joblib", tmp_path / "probabilities.npy", *data.X_test)
+    np.testing.assert_array_equal(np.load(tmp_path / "probabilities.npy"), expected)
+    again = pickle.loads(pickle.dumps(joblib.load(tmp_path / "classifier.joblib")))
+    np.testing.assert_array_equal(again.predict_or_abstain(data.X_test, below=0.5)[1], confidences)
+    np.testing.assert_array_equal(copy.deepcopy(again).predict_proba(data.X_test), expected)
+    assert verify(again.save(tmp_path / "saved")) == 1
+    pickle.loads(pickle.dumps(clone(again)))
+    assert again.fit(data.X, data.y).run_.scores
+
+
+@pytest.mark.slow
+def test_fitted_classifiers_come_back_from_other_processes(data: Data) -> None:
+    classifier = CramClassifier(recipe="tfidf", settings={"threads": 1})
+    found = cross_validate(classifier, data.X, data.y, cv=2, n_jobs=2, return_estimator=True, error_score="raise")
+    assert np.isfinite(found["test_score"]).all()
+    assert [each.predict(data.X_test).shape for each in found["estimator"]] == [(len(data.X_test),)] * 2
 
 
 def test_it_works_in_a_pipeline_with_cross_validation(data: Data) -> None:

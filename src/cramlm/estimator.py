@@ -4,7 +4,8 @@
     classifier.fit(texts, labels).predict(["some text"])
 
 `fit` writes the texts to a task file and runs `cramlm fit`: dev rows are split off, there is no test file, corpus and index are in the
-shared store, so that ten folds index once. The fitted model is the exported folder of the run; the estimator holds no weights.
+shared store, so that ten folds index once. The fitted model is the exported folder of the run; the estimator holds no weights, but a
+pickle of one whose run is in a temporary folder does.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from sklearn.utils.validation import check_is_fitted
 from cramlm.data.task import split_dev, text_key
 from cramlm.errors import CramError, DataError, UsageError, brief, counted
 from cramlm.records import Emit, Event, Example, FloatArray, silent
-from cramlm.storage.artifacts import hash_json, open_artifact, publish, publish_file, refuse_foreign
+from cramlm.storage.artifacts import MANIFEST, hash_json, open_artifact, publish, publish_file, refuse_foreign
 from cramlm.storage.locks import lock, wait_while_locked
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ class CramClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
     budget: wall-clock time of one fit, like "10m"; 5 folds take it 5 times.
     settings: other settings, as in `--set`: {"retriever.top_k": 20, "threads": 1}.
     out: folder for the runs, each in a subfolder named by a hash of its inputs, so that an equal fit is loaded and a stopped one continues;
-    None is a temporary folder that is deleted with the estimator.
+    None is a temporary folder that is deleted with the estimator; a pickle of the estimator then contains the exported model.
     store: folder for corpora and indexes; None is the default of `cramlm fit`. verbose: show progress on stderr.
 
     Fitted attributes: `classes_` (sorted, with their own type), `run_` (folder, config and scores of the run; `run_.export` is the model).
@@ -245,19 +246,32 @@ class CramClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         return publish(Path(path), kind=export.kind, key=export.key, write=copy).path
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for pickling and copying: parameters, classes and the path of the run, no weights.
+        """Return the state for pickling and copying.
 
-        Raises:
-            UsageError: if the run is in a temporary folder.
+        A run below `out` is named by its path. The model of a run in a temporary folder, which is deleted with this estimator, is in the
+        state as bytes.
         """
         state = dict(self.__dict__)
-        if state.get("_scratch") is not None:
-            raise UsageError(
-                "a fitted CramClassifier in a temporary folder cannot be pickled or copied; pass out='runs' before fit, or use .save(path)"
-            )
+        if state.pop("_scratch", None) is not None:
+            export = open_artifact(self.run_.export, kind="export")
+            state["_model"] = {name: (export.path / name).read_bytes() for name in (*export.files, MANIFEST)}
         if "_predictor" in state:
             state["_predictor"] = None
         return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a pickled state; a model in it is written to a temporary folder, which is deleted with this estimator."""
+        model = state.pop("_model", None)
+        self.__dict__.update(state)
+        if "run_" not in state:
+            return
+        self._scratch = None if model is None else _Scratch()
+        if self._scratch is not None:
+            self.run_ = replace(self.run_, path=self._scratch.path)
+            for name, content in model.items():
+                file = self.run_.export / name
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_bytes(content)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
