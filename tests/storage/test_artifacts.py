@@ -20,6 +20,7 @@ from artifact_fixtures import NEW, OLD, break_disk, contents, die, fail_at_call,
 from cramlm.errors import ArtifactError, EnvironmentFault
 from cramlm.records import silent
 from cramlm.storage.artifacts import MANIFEST, SMALL_FILE, hash_json, open_artifact, publish, publish_file, stage, verify
+from cramlm.storage.locks import environment_faults, lock, published_path, temporary_name
 
 
 def test_a_published_folder_opens_and_verifies_also_after_it_was_copied_or_moved(tmp_path: Path) -> None:
@@ -53,6 +54,35 @@ def raise_value_error() -> None:
 def fill_disk() -> None:
     with open("/dev/full", "w") as full:  # noqa: PTH123 - the kernel's own ENOSPC
         full.write("x" * 100_000)
+
+
+def test_errors_of_the_system_name_the_file_or_folder_that_was_passed_and_no_temporary_one(tmp_path: Path) -> None:
+    """/proc takes no new files."""
+
+    def write(folder: Path) -> None:
+        (folder / "part.txt").write_text("x")
+        (folder / "missing" / "part.txt").write_text("x")
+
+    def hold_lock() -> None:
+        with lock(Path("/proc/run")):
+            pass
+
+    def fail_inside() -> None:
+        with environment_faults(temporary_name(tmp_path / "out") / "part.txt"):
+            fill_disk()
+
+    failures: dict[str, Callable[[], object]] = {
+        "/proc/out.csv: No such file or directory": lambda: publish_file(Path("/proc/out.csv"), b"x"),
+        "/proc/thing: No such file or directory": lambda: publish(Path("/proc/thing"), kind="thing", key=NEW, write=write),
+        f"{tmp_path}/thing/missing/part.txt: No such file": lambda: publish(tmp_path / "thing", kind="thing", key=NEW, write=write),
+        f"{tmp_path}/out/part.txt: No space left on device": fail_inside,
+        "/proc/run: No such file or directory": hold_lock,
+    }
+    for message, failure in failures.items():
+        with pytest.raises(EnvironmentFault) as caught:
+            failure()
+        assert str(caught.value).startswith(message)
+    assert published_path("/a/.hidden/b.lock/.c.tmp-notes") == "/a/.hidden/b.lock/.c.tmp-notes"
 
 
 @pytest.mark.parametrize(

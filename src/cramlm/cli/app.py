@@ -266,7 +266,9 @@ def main() -> NoReturn:
     except MemoryError:
         _exit_out_of_memory()
     except OSError as error:
-        _fail(f"{error.filename or 'system'}: {error.strerror or error}; check the path, space and permissions", 4)
+        from cramlm.storage.locks import published_path
+
+        _fail(f"{published_path(error.filename or 'system')}: {error.strerror or error}; check the path, space and permissions", 4)
     except Exception as error:
         if is_out_of_memory(error):
             _exit_out_of_memory()

@@ -24,6 +24,7 @@ WAIT_VARIABLE: Final = "CRAMLM_WAIT"
 DEFAULT_WAIT: Final = 3600.0  # seconds
 LOCK_SUFFIX: Final = ".lock"
 _POLL_SECONDS: Final = 0.2
+_TEMPORARY: Final = re.compile(rf"(?<![^/])\.([^/]+)(?:\.tmp-[\w-]+-\d+-[0-9a-f]{{12}}|{re.escape(LOCK_SUFFIX)})(?![^/])")
 _Result = TypeVar("_Result")
 
 
@@ -126,7 +127,7 @@ def environment_faults(path: object) -> Iterator[None]:
             raise
         raise _fault(error, path) from error
     except MemoryError as error:
-        raise EnvironmentFault(f"{path}: out of memory; close other programs or choose a smaller setting") from error
+        raise EnvironmentFault(f"{published_path(path)}: out of memory; close other programs or choose a smaller setting") from error
 
 
 @contextlib.contextmanager
@@ -152,7 +153,7 @@ def raise_if_refused(error: Exception, path: object) -> None:
 
 
 def _fault(error: OSError, path: object) -> EnvironmentFault:
-    where = error.filename or path
+    where = published_path(error.filename or path)
     if error.errno in (errno.EEXIST, errno.ENOTDIR):
         return EnvironmentFault(f"{where}: a file is where a folder is needed; choose another path, or remove the file")
     return EnvironmentFault(f"{where}: {error.strerror or error}; free space or fix the permission, then run again")
@@ -167,6 +168,12 @@ def temporary_name(target: Path) -> Path:
     """Return a new name beside `target`. It holds the host and random bytes: process ids repeat between containers."""
     host = re.sub(r"[^\w-]+", "-", socket.gethostname())[:24]
     return target.parent / f".{target.name}.tmp-{host}-{os.getpid()}-{secrets.token_hex(6)}"
+
+
+def published_path(path: object) -> str:
+    """Return a path with the names that temporary files and folders are published under, and that of a target for its lock file."""
+    text = os.fsdecode(path) if isinstance(path, bytes) else str(path)
+    return _TEMPORARY.sub(r"\1", text)
 
 
 @contextlib.contextmanager
