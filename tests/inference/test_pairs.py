@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas
 import pytest
 
@@ -16,7 +17,7 @@ from cramlm.errors import UsageError
 from cramlm.export.hub import published
 from cramlm.export.onnx import export_onnx
 from cramlm.inference.base import are_pairs
-from cramlm.inference.explain import explain
+from cramlm.inference.explain import explain, log_odds
 from cramlm.inference.predictor import Predictor
 from cramlm.records import Example
 from cramlm.serving.batching import load_model
@@ -39,7 +40,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     file = write_jsonl(folder / "pairs.jsonl", rows)
     next_commands = printed("fit", "--recipe", "tfidf", "--train", file, *COLUMNS, "-o", folder / "pairs", cwd=folder).splitlines()[-3:]
-    assert [line.split()[1] for line in next_commands] == ["predict", "evaluate", "serve"]
+    assert [line.split()[1] for line in next_commands] == ["predict", "explain", "serve"]
+    assert next_commands[1].endswith('"some text" --text-pair "another text"')
     assert "Classifies pairs of texts" in (folder / "pairs/export/README.md").read_text("utf-8")
     succeed("fit", "--recipe", "tfidf", "--train", file, *COLUMNS[:2], *COLUMNS[4:], "-o", folder / "single", cwd=folder)
     return folder
@@ -74,7 +76,11 @@ def test_a_command_that_gives_a_model_other_inputs_than_in_training_fails_in_one
     assert "'text2'; use .jsonl" in error_line(cramlm("predict", runs / "pairs", "-", "--text-pair-column", "text2", stdin="one\n"), 2)
     assert NEEDS_NONE in error_line(cramlm("predict", runs / "single", file, "--text-pair-column", "hypothesis"), 2)
     assert NEEDS_NONE in error_line(cramlm("evaluate", runs / "single", file, "--text-pair-column", "hypothesis"), 2)
-    assert "explain reads one text" in error_line(cramlm("explain", runs / "pairs", "one text"), 2)
+    assert "pass the second text, too: text_pair (--text-pair)" in error_line(cramlm("explain", runs / "pairs", "one text"), 2)
+    single = cramlm("explain", runs / "single", "one text", "--text-pair", "another")
+    assert "leave out the second one: text_pair (--text-pair)" in error_line(single, 2)
+    assert "is a file" in error_line(cramlm("explain", runs / "pairs", "one text", "--text-pair", file), 2)
+    assert "text_pair to explain is ' '" in error_line(cramlm("explain", runs / "pairs", "one text", "--text-pair", " "), 2)
     check = ["check", file, "--text-column", "premise", "--label-column", "relation", "--model", runs / "pairs"]
     assert NEEDS_PAIRS in error_line(cramlm(*check), 2)
 
@@ -95,13 +101,56 @@ def test_predictors_of_every_kind_refuse_other_inputs_than_in_training(encoder: 
                 predictor.predict(["one"], others)
             with pytest.raises(UsageError, match=NEEDS_PAIRS if on_pairs else NEEDS_NONE):
                 predictor.score([Example("1", "one", None if others is None else others[0], predictor.labels[0])])
-        if on_pairs:
-            with pytest.raises(UsageError, match="explain reads one text"):
-                explain(predictor, "one")
+        with pytest.raises(UsageError, match="pass the second text, too" if on_pairs else "leave out the second one"):
+            explain(predictor, "one", text_pair=None if on_pairs else "two")
     served = load_model(folder, None)
     assert served.compute(["one"], pairs or [None]).probabilities.shape == (1, 3)
     with pytest.raises(UsageError, match=NEEDS_PAIRS if on_pairs else NEEDS_NONE):
         served.compute(["one"], [None] if on_pairs else ["two"])
+
+
+@pytest.mark.parametrize("encoder", [True], indirect=True)
+def test_every_word_of_both_texts_is_explained_by_every_kind_of_predictor(runs: Path, encoder: tuple[Path, bool], tmp_path: Path) -> None:
+    folder, _ = encoder
+    graph = export_onnx(folder, out=tmp_path / "onnx", texts=[Example("1", "one", "two", None)]).path
+    texts = {"text": "the boat, it is wet", "text_pair": "a boat is dry"}
+    for predictor in (Predictor.load(folder), Predictor.load(graph), Predictor.load(runs / "pairs")):
+        explanation = explain(predictor, texts["text"], text_pair=texts["text_pair"])
+        assert (explanation.read, explanation.read_pair, explanation.text_pair) == (19, 13, "a boat is dry")
+        assert [word.text for word in explanation.words if word.field == "text"] == ["the", "boat", ",", "it", "is", "wet"]
+        assert [word.text for word in explanation.words if word.field == "text_pair"] == ["a", "boat", "is", "dry"]
+        assert all(texts[word.field][word.start : word.stop] == word.text for word in explanation.words)
+        column = predictor.labels.index(explanation.label)
+        probabilities = predictor.probabilities([texts["text"]] * 2, [texts["text_pair"], "a boat is  "]).astype(np.float64)
+        before, after = log_odds(probabilities, column)
+        assert explanation.words[-1].contribution == pytest.approx(before - after, abs=1e-4)
+        assert explanation.probability == pytest.approx(probabilities[0, column], abs=1e-5)
+
+
+@pytest.mark.parametrize("encoder", [True], indirect=True)
+def test_of_a_pair_that_is_too_long_the_words_that_the_encoder_reads_are_explained(encoder: tuple[Path, bool]) -> None:
+    folder, _ = encoder
+    predictor = Predictor.load(folder)
+    long, short = " ".join(["the ship was near the harbour"] * 20), "a path to the summit"
+    for text, text_pair in ((long, short), (short, long), (long, long)):
+        explanation = explain(predictor, text, text_pair=text_pair)
+        assert explanation.read_pair is not None
+        assert (explanation.read == len(text), explanation.read_pair == len(text_pair)) == (text is short, text_pair is short)
+        column = predictor.labels.index(explanation.label)
+        assert explanation.probability == pytest.approx(predictor.probabilities([text], [text_pair])[0, column], abs=1e-5)
+
+
+def test_the_command_shows_which_text_a_word_is_in(runs: Path) -> None:
+    arguments = ("explain", runs / "pairs", "the boat is wet", "--text-pair", "a boat is dry")
+    found = json.loads(printed(*arguments, "--json"))
+    assert [(word["text"], word["field"]) for word in found["words"][3:5]] == [("wet", "text"), ("a", "text_pair")]
+    shown = printed(*arguments)
+    assert "text: the boat is wet" in shown
+    assert "text_pair: a boat is dry" in shown
+    assert any(row.split()[1:4:2] == ["dry", "text_pair"] for row in shown.splitlines() if "dry" in row and "│" in row)
+    single = printed("explain", runs / "single", "the boat is wet")
+    assert "text_pair" not in single
+    assert "text:" not in single
 
 
 def test_the_hub_learns_that_a_model_reads_pairs_but_no_names_of_columns(encoder: tuple[Path, bool]) -> None:

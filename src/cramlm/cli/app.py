@@ -182,10 +182,10 @@ def unread_options(config: Any, *, corpus: Any, unlabelled: Any) -> str:
 def next_commands(run: Path, config: Any) -> str:
     """Return what to type after a fit: commands that take this kind of task and model."""
     folder, is_classification = shlex.quote(str(run)), config.task.kind == "classification"
-    explains = is_classification and config.task.text_pair_column is None
     has_vectors = config.model == "static" or (config.model == "encoder" and config.head.kind == "classifier")
     lines = ["next:", f"  cramlm predict {folder} new.csv"]
-    lines.append(f'  cramlm explain {folder} "some text"' if explains else f"  cramlm evaluate {folder} test.csv")
+    pair = "" if config.task.text_pair_column is None else ' --text-pair "another text"'
+    lines.append(f'  cramlm explain {folder} "some text"{pair}' if is_classification else f"  cramlm evaluate {folder} test.csv")
     lines += [f"  cramlm serve {folder}"] * is_classification
     return "\n".join([*lines, *[f"  cramlm embed {folder} new.csv -o vectors.npy"] * (has_vectors and not is_classification)])
 

@@ -254,28 +254,34 @@ def show_selection(report: Mapping[str, Any]) -> None:
 
 
 def show_explanation(explanation: Mapping[str, Any]) -> None:
-    """Print an `Explanation`: the text with coloured words, the words with the largest contributions, the nearest passages."""
-    text, words = explanation["text"], explanation["words"]
-    strongest = max((abs(word["contribution"]) for word in words), default=0.0)
-    shown = Text()
-    position = 0
-    for word in words:
-        shown.append(printable(text[position : word["start"]]))
-        shown.append(printable(word["text"]), style=_shade(word["contribution"], strongest))
-        position = word["stop"]
-    shown.append(printable(text[position : explanation["read"]]))
+    """Print an `Explanation`: each text with coloured words, the words with the largest contributions, the nearest passages."""
+    words, is_pair = explanation["words"], explanation["text_pair"] is not None
     console = Console()
     console.print(Text.assemble((printable(explanation["label"]), "bold"), f"  {100 * explanation['probability']:.1f} %"))
-    console.print(shown)
-    if truncated := len(text) - explanation["read"]:
-        console.print(f"({truncated:,} more characters: truncated)", style="dim")
+    strongest = max((abs(word["contribution"]) for word in words), default=0.0)
+    for field, read in (("text", "read"), ("text_pair", "read_pair"))[: 1 + is_pair]:
+        text, of_field = explanation[field], [word for word in words if word["field"] == field]
+        heading = [(f"{field}: ", "dim")] if is_pair else []
+        console.print(Text.assemble(*heading, _shaded(text[: explanation[read]], of_field, strongest)))
+        if truncated := len(text) - explanation[read]:
+            console.print(f"({truncated:,} more characters: truncated)", style="dim")
     ranked = sorted(words, key=lambda word: -abs(word["contribution"]))[:_WORDS_SHOWN]
-    rows = [[printable(word["text"]), f"{word['contribution']:+.2f}"] for word in ranked]
-    show_table("largest contributions", ("word", "log-odds of the label"), rows)
+    rows = [[printable(word["text"]), *[word["field"]] * is_pair, f"{word['contribution']:+.2f}"] for word in ranked]
+    show_table("largest contributions", ("word", *["in"] * is_pair, "log-odds of the label"), rows)
     for passage in explanation["passages"]:
         terms = ", ".join(term for term, _ in passage["terms"][:8])
         console.print(Text.assemble((f"{passage['score']:8.2f} ", "bold"), f"{printable(passage['id'])}  ", (printable(terms), "cyan")))
         console.print(Text(beginning(passage["text"], 300)))
+
+
+def _shaded(text: str, words: Sequence[Mapping[str, Any]], strongest: float) -> Text:
+    """Return a text with coloured words."""
+    shown, position = Text(), 0
+    for word in words:
+        shown.append(printable(text[position : word["start"]]))
+        shown.append(printable(word["text"]), style=_shade(word["contribution"], strongest))
+        position = word["stop"]
+    return shown.append(printable(text[position:]))
 
 
 def _shade(contribution: float, strongest: float) -> str:

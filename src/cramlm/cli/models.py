@@ -274,24 +274,26 @@ def export(
 def explain(
     model: ModelArgument,
     text: Annotated[str, typer.Argument(metavar="TEXT", help="Text to explain.")],
+    text_pair: Annotated[str | None, typer.Option(metavar="TEXT", help="Second text, for a model of pairs.")] = None,
     passages: Annotated[int, typer.Option(metavar="N", min=0, help="Number of nearest retrieved passages to show.")] = 3,
     model_part: ModelPartOption = "combined",
     as_json: JsonOption = False,
 ) -> None:
-    """Show what each word contributes to the label of a text.
+    """Show what each word contributes to the label of a text, or of a pair of texts.
 
     The contribution is the decrease of the label's log-odds without the word. Of a run, also the nearest retrieved passages are shown.
 
     Examples:
         cramlm explain runs/mine "aspirin irreversibly inhibits COX-1"
+        cramlm explain runs/pairs "a ship is in the harbour" --text-pair "a boat is at sea"
     """
-    if os.path.isfile(text):  # noqa: PTH113 - a text may be too long for a path
-        raise UsageError(f"{text}: is a file, and explain reads one text; pass the text itself, or use cramlm predict for a file")
+    for each in filter(os.path.isfile, [text, text_pair or ""]):
+        raise UsageError(f"{each}: is a file, and explain reads one text; pass the text itself, or use cramlm predict for a file")
     check_address_space_of_model(model, "explain")
     from cramlm.cli.console import show_explanation
     from cramlm.inference.explain import explain_at
 
-    explanation = explain_at(model, text, passages=passages, model_part=model_part).as_dict()
+    explanation = explain_at(model, text, text_pair=text_pair, passages=passages, model_part=model_part).as_dict()
     if as_json:
         print(json.dumps(explanation, ensure_ascii=False))
     else:

@@ -7,7 +7,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from cramlm.errors import DataError, UsageError
 from cramlm.records import AnyPrediction, Example, FloatArray, IntArray, SelectivePrediction, TaskKind
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from cramlm.evaluation.kinds import AnyScores
 
 STREAM_BATCH = 1024
+WordSpans: TypeAlias = tuple[list[tuple[int, int]], list[tuple[int, int]]]
+"""Of a text, and of its pair; without a pair the second list is empty."""
 
 
 class BasePredictor(ABC):
@@ -48,8 +50,8 @@ class BasePredictor(ABC):
         """Tokens of each text before truncation, special ones included; of a linear model words: int64 (n,)."""
 
     @abstractmethod
-    def word_spans(self, text: str) -> list[tuple[int, int]]:
-        """Character spans [start, stop) of the words within the model's input, in order."""
+    def word_spans(self, text: str, pair: str | None = None) -> WordSpans:
+        """Character spans [start, stop) of the words within the model's input, in order: those of the text and those of its pair."""
 
     def compute(self, texts: Sequence[str], pairs: Sequence[str | None] | None) -> tuple[FloatArray, IntArray]:
         """Return the outputs, and the tokens of each text, int64 (n,), `max_length` for one that is longer. Raises as `outputs`."""
@@ -169,9 +171,8 @@ class BasePredictor(ABC):
 class EncoderPredictor(BasePredictor):
     """A loaded encoder."""
 
-    @property
-    def longest_text(self) -> int:
-        """Longest input in tokens, [CLS] and [SEP] included; below `max_length` if a prompt takes some."""
+    def longest_input(self, pair: str | None = None) -> int:
+        """Longest input in tokens, special ones included; below `max_length` if a prompt takes some."""
         return self.max_length
 
     @property
@@ -185,8 +186,8 @@ class EncoderPredictor(BasePredictor):
     @abstractmethod
     def compute(self, texts: Sequence[str], pairs: Sequence[str | None] | None) -> tuple[FloatArray, IntArray]: ...
 
-    def word_spans(self, text: str) -> list[tuple[int, int]]:
-        return word_spans(self.tokenizer_json, text, max_length=self.longest_text)
+    def word_spans(self, text: str, pair: str | None = None) -> WordSpans:
+        return word_spans(self.tokenizer_json, text, pair, max_length=self.longest_input(pair))
 
 
 _END = object()
@@ -250,8 +251,8 @@ def refuse_one_string(texts: object, pairs: object) -> None:
             raise UsageError(f"{name} is one string ({str(value)[:30]!r}); pass a list of strings, like [text]")
 
 
-def word_spans(tokenizer_json: str, text: str, *, max_length: int) -> list[tuple[int, int]]:
-    """Character spans [start, stop) of the words within the model's input, in order.
+def word_spans(tokenizer_json: str, text: str, pair: str | None = None, *, max_length: int) -> WordSpans:
+    """Character spans [start, stop) of the words within the model's input, in order: those of the text and those of its pair.
 
     Raises:
         DataError: if the text holds a lone surrogate.
@@ -260,17 +261,17 @@ def word_spans(tokenizer_json: str, text: str, *, max_length: int) -> list[tuple
 
     tokenizer = tokenizers.Tokenizer.from_str(tokenizer_json)
     tokenizer.encode_special_tokens = True
-    tokenizer.enable_truncation(max_length)
+    tokenizer.enable_truncation(max_length, strategy="longest_first")
     try:
-        encoding = tokenizer.encode(text)
+        encoding = tokenizer.encode(text, pair)
     except (TypeError, UnicodeEncodeError) as error:
         raise DataError("the text holds a lone surrogate; remove it") from error
-    spans: dict[int, tuple[int, int]] = {}
-    for word, (start, stop) in zip(encoding.word_ids, encoding.offsets, strict=True):
-        if word is not None:  # None: [CLS] and [SEP]
-            first, last = spans.get(word, (start, stop))
-            spans[word] = (min(first, start), max(last, stop))
-    return list(spans.values())
+    spans: tuple[dict[int, tuple[int, int]], dict[int, tuple[int, int]]] = {}, {}
+    for side, word, (start, stop) in zip(encoding.sequence_ids, encoding.word_ids, encoding.offsets, strict=True):
+        if side is not None and word is not None:  # None: [CLS] and [SEP]
+            first, last = spans[side].get(word, (start, stop))
+            spans[side][word] = (min(first, start), max(last, stop))
+    return list(spans[0].values()), list(spans[1].values())
 
 
 def _check_strings(name: str, values: Sequence[object]) -> None:

@@ -19,7 +19,7 @@ from cramlm.errors import ArtifactError, UsageError
 from cramlm.evaluation.combination import COMBINATION_FILE, ENCODER, Combination
 from cramlm.evaluation.confidence import Confidence, load_confidence
 from cramlm.evaluation.kinds import KINDS
-from cramlm.inference.base import BasePredictor, EncoderPredictor, are_pairs, facts_of
+from cramlm.inference.base import BasePredictor, EncoderPredictor, WordSpans, are_pairs, facts_of
 from cramlm.linear.files import MODEL_FILE, WEIGHTS_FILE, is_linear
 from cramlm.model.tokenizer import TOKENIZER_FILE
 from cramlm.records import COMBINED, BoolArray, FloatArray, IntArray, TaskKind
@@ -143,18 +143,14 @@ class CombinedPredictor(BasePredictor):
         return self.encoder.embeddings(texts, pairs)
 
     @property
-    def longest_text(self) -> int:
-        """As `Predictor.longest_text`; the linear models read whole texts."""
-        return self.encoder.longest_text
-
-    @property
     def tokenizer_json(self) -> str:
         """The text of the encoder's tokenizer.json."""
         return self.encoder.tokenizer_json
 
-    def word_spans(self, text: str) -> list[tuple[int, int]]:
+    def word_spans(self, text: str, pair: str | None = None) -> WordSpans:
         """As `LinearPredictor.word_spans`: whole words, of which the encoder reads those in its first `max_length` tokens."""
-        return next(iter(self.models.linear.values())).word_spans(text) if self.models.linear else self.encoder.word_spans(text)
+        predictor = next(iter(self.models.linear.values()), self.encoder)
+        return predictor.word_spans(text, pair)
 
 
 def has_combination(folder: Path) -> bool:

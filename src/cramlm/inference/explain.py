@@ -4,6 +4,8 @@ The contribution of a word is the decrease of the predicted label's log-odds wit
 faithful as integrated gradients (docs/log.md) in less than half the time; it needs probabilities only, so it works for ONNX models as well.
 It costs one prediction per word. Of two redundant words each has a small contribution, since the other one remains.
 
+Of a pair the words of both texts are removed, one at a time; each has the field that it is in, text or text_pair.
+
 Words are pre-tokens, not subword tokens: a run of letters, one or two equal punctuation marks, a single Han character. Of a linear model:
 runs of letters and digits with their combining marks, and runs of an equal other character. An emoji of several characters is one word.
 The nearest passages are the BM25 hits among the passages of the selection, which have an index of their own beside it.
@@ -15,7 +17,7 @@ import shutil
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -36,19 +38,24 @@ _SMALLEST = 1e-30  # minimum of a probability and of the sum of the others
 
 @dataclass(frozen=True, slots=True)
 class ExplainedWord:
-    """text[start:stop] and its contribution to the log-odds of the label (natural logarithm); negative: against the label."""
+    """Characters [start, stop) of `field`, and their contribution to the log-odds of the label (natural logarithm).
+
+    A negative one is against the label.
+    """
 
     start: int
     stop: int
     text: str
     contribution: float
+    field: Literal["text", "text_pair"] = "text"
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
     """An explained prediction. read: characters of the text within the model's input; the rest was truncated.
 
-    words: in the order of the text. passages: nearest first; empty without a run, without a selection, or without a shared word.
+    words: in the order of the text, then of its pair. passages: nearest first; empty without a run, without a selection, or without a
+    shared word. text_pair, read_pair: the second text and the characters that were read of it; None of a single text.
     """
 
     text: str
@@ -57,38 +64,70 @@ class Explanation:
     read: int
     words: tuple[ExplainedWord, ...]
     passages: tuple[ExplainedHit, ...] = ()
+    text_pair: str | None = None
+    read_pair: int | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON."""
         return asdict(self)
 
 
-def explain(predictor: BasePredictor, text: str, *, run: Path | None = None, passages: int = 3) -> Explanation:
+def explain(
+    predictor: BasePredictor, text: str, *, text_pair: str | None = None, run: Path | None = None, passages: int = 3
+) -> Explanation:
     """Return the predicted label of `text`, the contribution of each word, and the nearest passages of `run`, if given.
 
-    Costs one prediction per word.
+    text_pair: the second text, for a model of pairs. Costs one prediction per word.
 
     Raises:
-        UsageError: if `text` is blank, or not one string, or the model reads pairs. DataError: if it holds a lone surrogate.
+        UsageError: if a text is blank, or not one string, or `text_pair` is not what the model was trained on. DataError: if a text holds
+        a lone surrogate.
     """
     require_single_label(predictor.kind, "explain", "compare the predictions of cramlm predict for the text with and without a word")
-    if predictor.trained_on_pairs:
-        raise UsageError(
-            "explain reads one text, and this model was trained on pairs; compare the predictions of cramlm predict for changed pairs"
-        )
-    if not isinstance(text, str) or not text.strip():
-        raise UsageError(f"text to explain is {text!r:.40}; pass one string that is not blank")
-    spans = _whole_emoji(text, predictor.word_spans(text))
-    read = text[: spans[-1][1]] if spans else ""
-    # A space replaces the word, so that its neighbours stay apart; truncated text does not move into the input.
-    without = [f"{read[:start]} {read[stop:]}" for start, stop in spans]
-    probabilities = predictor.probabilities([read, *without]).astype(np.float64)
+    _check_pair(predictor, text_pair)
+    fields = {"text": text} if text_pair is None else {"text": text, "text_pair": text_pair}
+    for name, value in fields.items():
+        if not isinstance(value, str) or not value.strip():
+            raise UsageError(f"{name} to explain is {value!r:.40}; pass one string that is not blank")
+    sides = [_read_words(each, spans) for each, spans in zip((text, text_pair or ""), predictor.word_spans(text, text_pair), strict=True)]
+    (of_text, read), (of_pair, read_pair) = sides
+    texts = [read, *_without_each(read, of_text), *[read] * len(of_pair)]
+    pairs = None if text_pair is None else [read_pair, *[read_pair] * len(of_text), *_without_each(read_pair, of_pair)]
+    probabilities = predictor.probabilities(texts, pairs).astype(np.float64)
     label = int(probabilities[0].argmax())
     odds = log_odds(probabilities, label)
-    contributions = (odds[0] - odds[1:]).tolist()
-    words = tuple(ExplainedWord(start, stop, text[start:stop], value) for (start, stop), value in zip(spans, contributions, strict=True))
-    nearest = () if run is None else nearest_passages(run, text, limit=passages)
-    return Explanation(text, predictor.labels[label], float(probabilities[0, label]), len(read), words, nearest)
+    contributions = iter((odds[0] - odds[1:]).tolist())
+    words = [ExplainedWord(*span, read[slice(*span)], next(contributions)) for span in of_text]
+    words += [ExplainedWord(*span, read_pair[slice(*span)], next(contributions), "text_pair") for span in of_pair]
+    query = text if text_pair is None else f"{text} {text_pair}"
+    return Explanation(
+        text=text,
+        label=predictor.labels[label],
+        probability=float(probabilities[0, label]),
+        read=len(read),
+        words=tuple(words),
+        passages=() if run is None else nearest_passages(run, query, limit=passages),
+        text_pair=text_pair,
+        read_pair=None if text_pair is None else len(read_pair),
+    )
+
+
+def _check_pair(predictor: BasePredictor, text_pair: str | None) -> None:
+    if predictor.trained_on_pairs is True and text_pair is None:
+        raise UsageError("this model was trained on pairs of texts; pass the second text, too: text_pair (--text-pair)")
+    if predictor.trained_on_pairs is False and text_pair is not None:
+        raise UsageError("this model was trained on single texts; leave out the second one: text_pair (--text-pair)")
+
+
+def _read_words(text: str, spans: list[tuple[int, int]]) -> tuple[list[tuple[int, int]], str]:
+    """The spans of whole words, and the text up to the last one: truncated text must not move into the input."""
+    words = _whole_emoji(text, spans)
+    return words, text[: words[-1][1]] if words else ""
+
+
+def _without_each(text: str, spans: list[tuple[int, int]]) -> list[str]:
+    """The text without each of the words; a space replaces it, so that its neighbours stay apart."""
+    return [f"{text[:start]} {text[stop:]}" for start, stop in spans]
 
 
 def _whole_emoji(text: str, spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -138,10 +177,13 @@ def nearest_passages(run: Path, text: str, *, limit: int) -> tuple[ExplainedHit,
     return tuple(Index.open(folder).explain(text, limit))
 
 
-def explain_at(path: Path, text: str, *, passages: int = 3, model_part: ModelPart = "combined") -> Explanation:
+def explain_at(
+    path: Path, text: str, *, text_pair: str | None = None, passages: int = 3, model_part: ModelPart = "combined"
+) -> Explanation:
     """`explain` for a run, an exported model or an ONNX folder, with passages if it lies in a run."""
     from cramlm.inference.folders import model_of
     from cramlm.inference.predictor import load_predictor
 
     folder = model_of(path)
-    return explain(load_predictor(folder, model_part=model_part), text, run=run_of(folder), passages=passages)
+    predictor = load_predictor(folder, model_part=model_part)
+    return explain(predictor, text, text_pair=text_pair, run=run_of(folder), passages=passages)

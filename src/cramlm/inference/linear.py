@@ -10,7 +10,7 @@ import numpy as np
 
 from cramlm.evaluation.confidence import load_confidence
 from cramlm.evaluation.kinds import KINDS
-from cramlm.inference.base import BasePredictor, are_pairs, check_texts, facts_of
+from cramlm.inference.base import BasePredictor, WordSpans, are_pairs, check_texts, facts_of
 from cramlm.linear.files import MODEL_FILE, WEIGHTS_FILE
 from cramlm.linear.model import LinearModel
 from cramlm.linear.word_vectors import TENSORS_FILE, WORDS_FILE
@@ -64,9 +64,10 @@ class LinearPredictor(BasePredictor):
         vectors = self.model.vectors
         return super().embeddings(texts, pairs) if vectors is None else vectors.of(divided_texts(texts, pairs))
 
-    def word_spans(self, text: str) -> list[tuple[int, int]]:
+    def word_spans(self, text: str, pair: str | None = None) -> WordSpans:
         """Character spans of words and of runs of an equal other character."""
-        return [match.span() for match in re.finditer(rf"{word_pattern()}|(\S)\1*", text)]
+        of_text, of_pair = ([match.span() for match in re.finditer(rf"{word_pattern()}|(\S)\1*", each)] for each in (text, pair or ""))
+        return of_text, of_pair
 
 
 def divided_texts(texts: Sequence[str], pairs: Sequence[str | None] | None) -> list[str]:

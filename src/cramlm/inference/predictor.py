@@ -143,13 +143,13 @@ class Predictor(EncoderPredictor):
         """Numbers in a text vector."""
         return self._loaded.model.encoder_config.hidden
 
-    @property
-    def longest_text(self) -> int:
-        """Longest input in tokens, [CLS] and [SEP] included; below `max_length` if a prompt takes some."""
+    def longest_input(self, pair: str | None = None) -> int:
         from cramlm.model.prompts import text_room
 
-        prompt = self._loaded.model.prompt
-        return self.max_length if prompt is None else 2 + text_room(prompt, self._loaded.tokenizer, self.max_length)
+        prompt, tokenizer = self._loaded.model.prompt, self._loaded.tokenizer
+        if prompt is None:
+            return self.max_length
+        return 2 + (0 if pair is None else tokenizer.separators) + text_room(prompt, tokenizer, self.max_length)
 
     @property
     def tokenizer_json(self) -> str:
