@@ -93,7 +93,7 @@ def test_a_request_that_waited_too_long_is_refused(loaded: ServedModel) -> None:
 def test_a_draining_server_accepts_no_texts(loaded: ServedModel) -> None:
     async def submit() -> list[httpx.Response]:
         with batching(loaded) as batcher:
-            app = build_app(batcher, name="mine", limits=Limits(), metrics=Metrics(), token=None)
+            app = build_app(batcher, name="mine", reads_pairs=False, limits=Limits(), metrics=Metrics(), token=None)
             async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
                 before = await client.get("/readyz")
                 batcher.drain()
@@ -164,7 +164,7 @@ def test_pairs_are_refused_for_a_checkpoint_that_marks_the_second_text(tiny_expo
 
     async def submit() -> list[httpx.Response]:
         with batching(marking) as batcher:
-            app = build_app(batcher, name="mine", limits=Limits(), metrics=Metrics(), token=None)
+            app = build_app(batcher, name="mine", reads_pairs=False, limits=Limits(), metrics=Metrics(), token=None)
             async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
                 requests = {"texts": ["a"]}, {"texts": ["a"], "pairs": ["b"]}
                 return [await client.post("/v1/predict", json=request) for request in requests]

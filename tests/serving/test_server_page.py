@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +24,7 @@ def url(tmp_path_factory: pytest.TempPathFactory, tiny_export: Path) -> Iterator
 
 
 def test_the_page_loads_nothing_external_and_escapes_the_name() -> None:
-    content = page("<script>alert(1)</script>", needs_token=False).decode()
+    content = page("<script>alert(1)</script>", needs_token=False, reads_pairs=True).decode()
     assert "<script>alert" not in content
     assert content.count("&lt;script&gt;alert(1)") == 2
     assert "://" not in content
@@ -42,7 +43,7 @@ def test_texts_are_classified_in_a_browser(url: str, browser: Any, scheme: str, 
         tab.on("pageerror", lambda error: messages.append(str(error)))
         tab.on("request", lambda request: requested.append(request.url))
         tab.goto(url)
-        tab.get_by_label("Texts").fill("<img src=x onerror=alert(1)> river\n\nkinase " + "water " * 60)
+        tab.get_by_label("Texts", exact=True).fill("<img src=x onerror=alert(1)> river\n\nkinase " + "water " * 60)
         tab.get_by_role("button", name="Classify").click()
         tab.get_by_text("the token is missing or wrong").wait_for()
         tab.get_by_label("Token").fill(TOKEN)
@@ -62,3 +63,44 @@ def test_texts_are_classified_in_a_browser(url: str, browser: Any, scheme: str, 
         tab.screenshot(path=tmp_path / f"{scheme}.png", full_page=True)
     finally:
         context.close()
+
+
+@pytest.fixture(scope="module")
+def url_of_pairs(tmp_path_factory: pytest.TempPathFactory, tiny_export: Path) -> Iterator[str]:
+    folder = Path(shutil.copytree(tiny_export, tmp_path_factory.mktemp("paged") / "export"))
+    (folder / "provenance.json").write_text(json.dumps({"config": {"task": {"text_pair_column": "second"}}}), "utf-8")
+    with serving(folder) as server:
+        yield server.url
+
+
+@pytest.mark.parametrize("width", [400, 1300])
+def test_pairs_are_classified_in_a_browser(url_of_pairs: str, browser: Any, width: int) -> None:
+    tab = browser.new_page(viewport={"width": width, "height": 800})
+    try:
+        tab.goto(url_of_pairs)
+        first, second = tab.get_by_label("First texts"), tab.get_by_label("Second texts")
+        first.fill("a river\n\nwater\n")
+        second.fill("the sea\n\n")
+        tab.get_by_role("button", name="Classify").click()
+        tab.get_by_text("Line 3 has one text only").wait_for()
+        second.fill("the sea\n\nkinase <b>")
+        tab.get_by_role("button", name="Classify").click()
+        tab.get_by_text("2 pairs in").wait_for()
+        last = tab.get_by_role("article").nth(1)
+        assert last.get_by_text("water").is_visible()
+        assert last.get_by_text("kinase <b>").is_visible()
+        assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        beside = first.bounding_box()["y"] == second.bounding_box()["y"]
+        assert beside == (width > 400)
+    finally:
+        tab.close()
+
+
+def test_the_page_of_a_model_of_single_texts_has_no_field_for_second_ones(url: str, browser: Any) -> None:
+    tab = browser.new_page()
+    try:
+        tab.goto(url)
+        assert tab.get_by_label("Texts", exact=True).is_visible()
+        assert not tab.get_by_label("Second texts").is_visible()
+    finally:
+        tab.close()

@@ -105,8 +105,11 @@ Predictions are in the order of the texts and equal to those of `cramlm predict`
 Every error is `{"error": "one line", "error_type": "..."}`."""
 
 
-def build_app(batcher: Batcher, *, name: str, limits: Limits, metrics: Metrics, token: str | None) -> FastAPI:
-    """Build the application for one model; `name` is shown on the page; all but the open paths need the `token`."""
+def build_app(batcher: Batcher, *, name: str, reads_pairs: bool, limits: Limits, metrics: Metrics, token: str | None) -> FastAPI:
+    """Build the application for one model; all but the open paths need the `token`.
+
+    name: shown on the page. reads_pairs: the page has a field for the second texts.
+    """
     app = FastAPI(
         title="cramlm",
         version=importlib.metadata.version("cramlm"),
@@ -161,7 +164,7 @@ def build_app(batcher: Batcher, *, name: str, limits: Limits, metrics: Metrics, 
 
     @app.get("/", include_in_schema=False)
     async def try_it() -> Response:
-        return HTMLResponse(page(name, needs_token=token is not None), headers=PAGE_HEADERS)
+        return HTMLResponse(page(name, needs_token=token is not None, reads_pairs=reads_pairs), headers=PAGE_HEADERS)
 
     return app
 
@@ -362,6 +365,16 @@ PAGE_HEADERS = {
 
 
 @functools.cache
-def page(name: str, *, needs_token: bool) -> bytes:
-    """The HTML page for a model, with a field for the token if the server needs one."""
-    return _TEMPLATE.replace("{name}", html.escape(name)).replace("{token}", "" if needs_token else "hidden").encode()
+def page(name: str, *, needs_token: bool, reads_pairs: bool) -> bytes:
+    """The HTML page for a model, with a field for the token if the server needs one, and one for second texts if the model reads pairs."""
+    values = {
+        "texts": "First texts" if reads_pairs else "Texts",
+        "lines": "One pair per line: its texts are in the same line of the two fields." if reads_pairs else "One text per line.",
+        "pair": "" if reads_pairs else "hidden",
+        "token": "" if needs_token else "hidden",
+        "name": html.escape(name),
+    }
+    content = _TEMPLATE
+    for field, value in values.items():
+        content = content.replace(f"{{{field}}}", value)
+    return content.encode()

@@ -29,6 +29,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from cramlm.errors import EnvironmentFault, UsageError, counted
+from cramlm.inference.base import are_pairs, facts_of
 from cramlm.inference.folders import model_of
 from cramlm.inference.predictor import refuse_other_kinds
 from cramlm.serving import Address, Limits
@@ -67,7 +68,8 @@ def serve(
         announce(f"ready after {time.monotonic() - started:.1f} s: {counted(len(model.labels), 'label')}, {model.limit}")
 
     batcher = Batcher(lambda: load(folder), limits=limits, metrics=metrics, window_seconds=window_seconds, loaded=loaded)
-    app = build_app(batcher, name=path.resolve().name, limits=limits, metrics=metrics, token=address.token)
+    reads_pairs = are_pairs(facts_of(folder)) is True
+    app = build_app(batcher, name=path.resolve().name, reads_pairs=reads_pairs, limits=limits, metrics=metrics, token=address.token)
     server = build_server(app, batcher, limits)
     with _listening(address, backlog=limits.connections) as listener, server.capture_signals():
         announce(f"listening on http://{_printable(listener)}")
