@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pandas
 import pytest
 from retrieval_fixtures import invented_texts, reference_search, reference_union
 
@@ -198,6 +199,29 @@ def test_queries_and_ids_that_are_no_strings_are_named(index: cramlm.Index, tmp_
             search(["word", None])  # type: ignore[list-item]
     with pytest.raises(UsageError, match="the id of text 7 is not a string but int"):
         cramlm.Index.build({7: "a text"}, tmp_path / "index")  # type: ignore[dict-item]
+
+
+def test_texts_and_queries_may_be_columns_of_tables_and_generators(tmp_path: Path) -> None:
+    texts, ids = ["The red ship.", "A green hill.", "Boats and ships."], ["0", "1"]
+    frame = pandas.DataFrame({"name": ["a", "b", "c"], "text": texts}, index=[7, 8, 9])
+    for number, source in enumerate((frame["text"], frame["text"].to_numpy(), iter(texts), tuple(texts))):
+        built = cramlm.Index.build(source, tmp_path / str(number), workers=1)  # type: ignore[arg-type]
+        assert built.search(pandas.Series(["red", "hill"], index=[3, 4]), top_k=1).ids == [[each] for each in ids]  # type: ignore[arg-type]
+    for table in (frame, frame.to_numpy()):
+        with pytest.raises(UsageError, match=r"2 dimensions; pass one column of it, or a mapping from ids to texts"):
+            cramlm.Index.build(table, tmp_path / "refused")  # type: ignore[arg-type]
+
+
+def test_an_index_is_shown_in_one_short_line(index: cramlm.Index) -> None:
+    assert repr(index) == f"Index({str(index.path)!r}, 200 documents, k1=1.2, b=0.75, norm='exact')"
+
+
+@pytest.mark.parametrize("top_k", [2.0, "3", None])
+def test_a_number_of_hits_that_is_not_whole_is_refused(index: cramlm.Index, top_k: object) -> None:
+    for method in (index.search, index.union):
+        with pytest.raises(UsageError, match=r"top_k is .*, not a whole number"):
+            method(["red"], top_k=top_k)  # type: ignore[arg-type]
+    assert index.search(QUERIES, top_k=np.int64(2)).ids == index.search(QUERIES, top_k=2).ids  # type: ignore[arg-type]
 
 
 def test_fewer_than_one_hit_is_refused(index: cramlm.Index) -> None:

@@ -8,7 +8,7 @@ INDEX/parts, corpora, segments, indexes      the content: INDEX is a store, whic
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from cramlm.config.run import CorpusConfig, explain_validation_error
 from cramlm.data.corpus import Corpus, build_corpus
-from cramlm.errors import ArtifactError, UsageError, brief
+from cramlm.errors import ArtifactError, UsageError, brief, counted
 from cramlm.io.executors import Executor
 from cramlm.io.machine import available_cores
 from cramlm.io.paths import looks_like_misspelt_path, looks_like_path, require_paths
@@ -34,7 +34,7 @@ from cramlm.storage.locks import environment_faults
 CATALOG: Final = "catalog.json"
 TEXTS: Final = "texts.jsonl"
 
-Source: TypeAlias = str | Path | Sequence[str | Path] | Mapping[str, str]
+Source: TypeAlias = str | Path | Iterable[str | Path] | Mapping[str, str]
 """What to index: files, folders or globs; or texts, with ids as a mapping."""
 
 
@@ -141,15 +141,14 @@ class Index:
         """Build an index in the folder `out`, unless it is up to date, and open it.
 
         source: one path, or a list of paths, of files, folders or globs (also URLs), as for `cramlm index`: documents over 300 words are
-        cut into passages, with ids like d1#0, and repeated passages are dropped. Or texts: a list, with ids "0", "1", ..., or a mapping
-        from ids to texts; they stay whole, also repeated ones, and are copied to `out`. A list of strings is read as paths if all of them
-        look like paths: they exist, are URLs, or are single words with a slash or the ending of a data file, also a misspelt one
-        (`corpus.jsnl`). A mapping always holds texts. workers: processes; None = one per core.
+        cut into passages, with ids like d1#0, and repeated passages are dropped. Or texts: a list, an array or a column of a table, with
+        ids "0", "1", ..., or a mapping from ids to texts; they stay whole, also repeated ones, and are copied to `out`. A list of strings
+        is read as paths if all of them look like paths: they exist, are URLs, or are single words with a slash or the ending of a data
+        file, also a misspelt one (`corpus.jsnl`). A mapping always holds texts. workers: processes; None = one per core.
 
         Raises:
-            UsageError: a path is missing, a setting is invalid, the strings are partly paths, or `out` holds other files. DataError: a bad
-            row, or no text.
-            EnvironmentFault: the disk cannot be written, or a package is missing.
+            UsageError: a path is missing, a setting is invalid, the strings are partly paths, `source` is a table, or `out` holds other
+            files. DataError: a bad row, or no text. EnvironmentFault: the disk cannot be written, or a package is missing.
         """
         folder = Path(out)
         scoring = Scoring(settings.get("k1", BM25.k1), settings.get("b", BM25.b), settings.get("norm", BM25.norm))
@@ -157,6 +156,8 @@ class Index:
         columns: dict[str, Any] = {name: value for name, value in settings.items() if name in CorpusConfig.model_fields}
         if unknown := sorted(set(settings) - set(IndexSettings.__annotations__)):
             raise UsageError(f"no setting {unknown[0]!r} of an index; it has {', '.join(IndexSettings.__annotations__)}")
+        if not isinstance(source, str | Path | Mapping):
+            source = _flat(source)
         if (texts := _texts_of(source)) is not None:
             _save_texts(folder, texts)
             files: tuple[str, ...] = (str(folder / TEXTS),)
@@ -193,6 +194,10 @@ class Index:
     def __len__(self) -> int:
         """Number of documents."""
         return len(self.corpus)
+
+    def __repr__(self) -> str:
+        k1, b, norm = self.scoring.k1, self.scoring.b, self.scoring.norm
+        return f"Index({str(self.path)!r}, {counted(len(self), 'document')}, k1={k1:g}, b={b:g}, norm={norm!r})"
 
     def search(self, queries: str | Sequence[str], top_k: int = 10, *, scoring: Scoring | None = None, threads: int = 1) -> Hits:
         """Return the best `top_k` documents for every query by BM25. scoring: None = with the index's own k1, b and norm.
@@ -264,7 +269,19 @@ def build_catalog(
     return Index(folder, corpus, index, scoring)
 
 
-def _texts_of(source: Source) -> Mapping[str, str] | None:
+def _flat(source: Iterable[str | Path]) -> list[str | Path]:
+    """Return the elements of a list, an array, a column of a table or an iterator.
+
+    Raises:
+        UsageError: it is a table, or an array like one.
+    """
+    dimensions = len(getattr(source, "shape", (0,)))
+    if dimensions != 1:
+        raise UsageError(f"the source has {dimensions} dimensions; pass one column of it, or a mapping from ids to texts")
+    return list(source)
+
+
+def _texts_of(source: str | Path | Sequence[str | Path] | Mapping[str, str]) -> Mapping[str, str] | None:
     """Return the texts with their ids if `source` is not paths.
 
     Raises:
@@ -314,6 +331,8 @@ def _refuse_other_files(folder: Path, *own: str) -> None:
 
 
 def _check_top_k(top_k: int) -> None:
+    if not hasattr(top_k, "__index__"):
+        raise UsageError(f"top_k is {brief(top_k)}, not a whole number; pass the number of documents per query")
     if top_k < 1:
         raise UsageError(f"top_k is {top_k}, the number of documents per query; pass 1 or more")
 
