@@ -89,5 +89,5 @@ def counted(number: int, singular: str, plural: str | None = None) -> str:
 
 
 def size(count: int) -> str:
-    """Return a number of bytes, like "12 MB" and "1.9 GB"."""
-    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
+    """Return a number of bytes, like "0.4 MB", "12 MB" and "1.9 GB"."""
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.{0 if count >= 1e7 else 1}f} MB"

@@ -352,8 +352,8 @@ LARGE = ("--set", "tokens_per_second=none", "--set", "encoder.hidden=65536")  # 
 @pytest.mark.parametrize(
     ("gigabytes", "arguments", "needle"),
     [
-        (1, PREDICT, "predict needs at least 2 GB to load torch"),
-        (1, FIT, "needs at least 2 GB to load torch"),
+        (1, PREDICT, "predict needs at least 2.0 GB to load torch"),
+        (1, FIT, "needs at least 2.0 GB to load torch"),
         (2.2, (*FIT, *LARGE), "out of memory"),
     ],
     ids=["predict", "fit", "a large fit"],

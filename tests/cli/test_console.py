@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cramlm.cli.console import beginning, console_events, show_selection, show_table
+from cramlm.cli.console import beginning, console_events, show_plans, show_selection, show_table
 from cramlm.records import Event
 
 
@@ -85,3 +85,11 @@ def test_a_table_cuts_its_first_column_before_the_numbers(monkeypatch: pytest.Mo
     assert re.findall(r"[\d.]+", short) == ["12.5", "50.0", "20.0", "1"]
     assert "…" in long
     assert max(map(len, lines)) <= 80
+
+
+def test_a_plan_shows_small_amounts_of_memory_and_disk_in_megabytes(capsys: pytest.CaptureFixture[str]) -> None:
+    phase = {"name": "joint", "batch": "64 texts", "steps": 10, "passes": {"task": 1.0}}
+    plan = {"budget": None, "model": "1 x 32", "refused": "", "phases": [phase], "parameters": 1e6, "vocab_size": 200, "seconds": 6.0}
+    plan |= {"external_tokens": 0, "flops": 1e9, "memory": 1_940_000_000, "disk": 400_000}
+    show_plans([plan])
+    assert capsys.readouterr().out.splitlines()[1].endswith("1.0e+09  1.9 GB  0.4 MB")

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Table
 from rich.text import Text
 
-from cramlm.errors import counted
+from cramlm.errors import counted, size
 from cramlm.records import Emit, Event
 
 PLAIN_INTERVAL = 10.0  # seconds between progress lines of one stage when there is no terminal
@@ -213,8 +213,8 @@ def show_plans(plans: Sequence[Mapping[str, Any]]) -> None:
                 " + ".join("/".join(f"{count:.1f}" for count in phase["passes"].values()) for phase in phases),
                 f"{plan['seconds'] / 60:.1f}",
                 f"{plan['flops']:.1e}",
-                "unknown" if plan["memory"] is None else f"{plan['memory'] / 1e9:.1f} GB",
-                f"{plan['disk'] / 1e9:.1f} GB",
+                "unknown" if plan["memory"] is None else size(plan["memory"]),
+                size(plan["disk"]),
             ]
         )
     widths = [max(len(line[column]) for line in lines if column < len(line)) for column in range(len(header))]

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final, NoReturn
 
-from cramlm.errors import EnvironmentFault, Stopped
+from cramlm.errors import EnvironmentFault, Stopped, size
 
 EXIT_CODES: Final[dict[int, int]] = {signal.SIGTERM: 75, signal.SIGINT: 130}
 
@@ -122,6 +122,6 @@ def _check(command: str | None) -> None:
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit != resource.RLIM_INFINITY and limit < MIN_ADDRESS_SPACE:
         raise EnvironmentFault(
-            f"this process may map {limit / 1e9:.1f} GB of memory (ulimit -v), and {command} needs at least "
-            f"{MIN_ADDRESS_SPACE / 1e9:.0f} GB to load torch; raise the limit, or limit resident memory with a control group instead"
+            f"this process may map {size(limit)} of memory (ulimit -v), and {command} needs at least "
+            f"{size(MIN_ADDRESS_SPACE)} to load torch; raise the limit, or limit resident memory with a control group instead"
         )

@@ -39,7 +39,7 @@ from cramlm.cli.options import (
     resolve_run,
     task_columns,
 )
-from cramlm.errors import counted
+from cramlm.errors import counted, size
 from cramlm.io.machine import available_cores
 
 PLANNED_BUDGETS = ("2m", "5m", "20m", "60m", "4h")
@@ -280,7 +280,7 @@ def machine_lines() -> Iterator[tuple[str, str]]:
     yield "bf16", "supported by the device" if has_bf16(device) else "not supported by the device: fp32 is used"
     store = default_store()
     existing = next(path for path in (store, *store.parents) if path.exists())
-    yield "store", f"{store} ({shutil.disk_usage(existing).free / 1e9:.0f} GB free)"
+    yield "store", f"{store} ({size(shutil.disk_usage(existing).free)} free)"
     for name in PACKAGES:
         yield name, importlib.metadata.version(name)
     for name, use in EXTRAS.items():
@@ -294,5 +294,5 @@ def memory() -> str:
         fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
     except OSError:
         return "unknown"
-    total, available = (int(fields[name].split()[0]) / 1e6 for name in ("MemTotal", "MemAvailable"))
-    return f"{total:.1f} GB, {available:.1f} GB available"
+    total, available = (size(1000 * int(fields[name].split()[0])) for name in ("MemTotal", "MemAvailable"))
+    return f"{total}, {available} available"

@@ -52,7 +52,7 @@ from cramlm.data.parts import (
     read_statistics,
     save_sources,
 )
-from cramlm.errors import ArtifactError, DataError, counted
+from cramlm.errors import ArtifactError, DataError, counted, size
 from cramlm.io.executors import Executor, Processes
 from cramlm.io.machine import available_cores
 from cramlm.io.paths import FileStamp, RemoteFile, name_files
@@ -351,7 +351,7 @@ def _summary(statistics: dict[str, Any]) -> str:
     if passages["near_duplicates"]:
         duplicates += f" and {counted(passages['near_duplicates'], 'near-duplicate')}"
     return (
-        f"{counted(passages['kept'], 'passage')}, {statistics['words']:,} words, {statistics['bytes'] / 1e6:.1f} MB "
+        f"{counted(passages['kept'], 'passage')}, {statistics['words']:,} words, {size(statistics['bytes'])} "
         f"from {counted(rows['read'], 'row')} "
         f"({rows['rejected']:,} rejected, {rows['blank']:,} blank, {rows['cut']:,} split, {duplicates} dropped)"
         + (f"; {repeated:,} ids repeat in other files: every id is FILE/ID" if (repeated := statistics.get("repeated_ids")) else "")

@@ -29,7 +29,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 import torch
 
-from cramlm.errors import ArtifactError, counted
+from cramlm.errors import ArtifactError, counted, size
 from cramlm.evaluation.confidence import ConfidenceFile
 from cramlm.evaluation.evaluate import predict_logits, sequences_of_texts
 from cramlm.export.card import model_card
@@ -104,7 +104,7 @@ def publish_encoder(
         _write_card(folder, {**facts, "versions": _versions(_ENCODER_PACKAGES), **provenance})
         probes = [*probe_texts[:MOST_PROBES], *labels[:MOST_PROBES]]
         difference = _check(folder, out, loaded, mlm=mlm, probes=probes)
-        message = f"{_megabytes(folder):.1f} MB, logits within {difference:.0e} on {counted(len(probes), 'text')} when loaded"
+        message = f"{_size_of(folder)}, logits within {difference:.0e} on {counted(len(probes), 'text')} when loaded"
         emit(Event("done", KIND, f"{out}: {message}"))
 
     return stage(out, kind=KIND, key={**key, "code_format": CODE_FORMAT}, write=write, emit=emit)
@@ -140,7 +140,7 @@ def publish_linear(
         probes = [*model.labels, *(part.terms[0] for part in model.tfidf.parts if part.terms)]
         if not np.array_equal(LinearModel.load(folder).logits(probes), model.logits(probes)):
             raise ArtifactError(f"{out}: the loaded folder gives other logits than the model; nothing was published, export again")
-        emit(Event("done", KIND, f"{out}: {_megabytes(folder):.1f} MB, equal logits when loaded"))
+        emit(Event("done", KIND, f"{out}: {_size_of(folder)}, equal logits when loaded"))
 
     return stage(out, kind=KIND, key={**key, "code_format": CODE_FORMAT}, write=write, emit=emit)
 
@@ -155,8 +155,8 @@ def _write_card(folder: Path, facts: Mapping[str, Any]) -> None:
     (folder / "README.md").write_text(model_card(facts), "utf-8")
 
 
-def _megabytes(folder: Path) -> float:
-    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 1e6
+def _size_of(folder: Path) -> str:
+    return size(sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()))
 
 
 def _check(folder: Path, out: Path, exported: LoadedModel, *, mlm: bool, probes: Sequence[str]) -> float:

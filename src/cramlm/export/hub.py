@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from cramlm.errors import UsageError, counted
+from cramlm.errors import UsageError, counted, size
 from cramlm.export.card import file_name, model_card
 from cramlm.inference.base import PROVENANCE_FILE, SETTINGS_FILE, are_pairs
 from cramlm.inference.folders import model_of
@@ -66,8 +66,8 @@ def push_model(
         card = model_card(facts, repository=repository, license_id=license_id, language=language)
         contents[_CARD] = card.encode()
         contents[PROVENANCE_FILE] = (json.dumps(facts, indent=1, ensure_ascii=False) + "\n").encode()
-    size = sum(file["bytes"] for file in artifact.files.values())
-    emit(Event("start", STAGE, f"{counted(len(contents), 'file')}, {size / 1e6:.1f} MB to {repository}"))
+    uploaded = size(sum(file["bytes"] for file in artifact.files.values()))
+    emit(Event("start", STAGE, f"{counted(len(contents), 'file')}, {uploaded} to {repository}"))
     with remote_faults(f"hf://{repository}", instead=""):
         from huggingface_hub import CommitOperationAdd, HfApi
         from huggingface_hub.utils.tqdm import disable_progress_bars

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from cramlm.errors import ArtifactError, EnvironmentFault, UsageError, counted
+from cramlm.errors import ArtifactError, EnvironmentFault, UsageError, counted, size
 from cramlm.evaluation.confidence import CONFIDENCE_FILE, ConfidenceFile
 from cramlm.evaluation.evaluate import predict_logits, sequences_of
 from cramlm.inference.base import SETTINGS_FILE, are_pairs, facts_of
@@ -135,7 +135,7 @@ def export_onnx(
             }
             message = f"int8 gives the same label for {facts['int8']['label_agreement']:.1%} of {len(probes)} texts (as fp32: {message})"
         (temporary / SETTINGS_FILE).write_text(json.dumps(facts, indent=1, ensure_ascii=False, allow_nan=False) + "\n", "utf-8")
-        emit(Event("done", KIND, f"{target}: {(temporary / GRAPH_FILE).stat().st_size / 1e6:.1f} MB, {message}"))
+        emit(Event("done", KIND, f"{target}: {size((temporary / GRAPH_FILE).stat().st_size)}, {message}"))
 
     refuse_foreign(target, kind=KIND)
     beside = [CONFIDENCE_FILE] * (folder / CONFIDENCE_FILE).is_file()

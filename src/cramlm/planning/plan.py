@@ -178,10 +178,10 @@ def forecast_runs(configs: Sequence[RunConfig], *, emit: Emit) -> list[RunForeca
     planned = []
     for config in (start_from(each)[0] for each in configs):
         limit = Budget() if config.budget is None else parse_budget(config.budget)
-        size = config.model_dump_json(
+        model = config.model_dump_json(
             include={"encoder", "head", "tokenizer", "phases", "threads", "tokens_per_second", "precision", "device"}
         )
-        if size not in machines:
+        if model not in machines:
             emit(Event("start", "plan", f"measuring {config.encoder.layers} layers of {config.encoder.hidden}"))
             precision = resolve_precision(config.precision, resolve_device(config.device))
             try:
@@ -189,7 +189,7 @@ def forecast_runs(configs: Sequence[RunConfig], *, emit: Emit) -> list[RunForeca
             except EnvironmentFault as error:  # of one size: the others are forecast
                 planned.append(RunForecast(config, TYPICAL_TEXTS, None, str(error)))
                 continue
-            machines[size] = machine
+            machines[model] = machine
             emit(Event("done", "plan", f"{machine.speed.joint:,.0f} tokens/s, {counted(machine.joint.threads, 'thread')}"))
             for starved in [each for each in (machine.joint, machine.finetune) if each.starved][:1]:
                 emit(Event("warning", "plan", _starved(starved)))
@@ -199,7 +199,7 @@ def forecast_runs(configs: Sequence[RunConfig], *, emit: Emit) -> list[RunForeca
         elif config.corpus is None or config.corpus.files != ("",):
             texts = replace(TYPICAL_TEXTS, corpus_bytes=_corpus_bytes(config))
         try:
-            cost = forecast_cost(config, limit, texts, machines[size], resident=resident_memory())
+            cost = forecast_cost(config, limit, texts, machines[model], resident=resident_memory())
             if (message := beyond_budget(config, limit, cost)) is not None:
                 emit(Event("warning", "plan", message))
             planned.append(RunForecast(config, texts, cost))
