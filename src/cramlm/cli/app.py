@@ -12,6 +12,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -30,16 +31,11 @@ from cramlm.cli.options import (
     DeviceOption,
     DevOption,
     InitOption,
-    KindOption,
-    OptionalLabelColumn,
-    OptionalOnBadRow,
-    OptionalTextColumn,
     OverwriteOption,
-    PairColumn,
     PresetOption,
     RecipeOption,
+    RowOptions,
     SeedOption,
-    SeparatorOption,
     SetOption,
     StoreOption,
     TestOption,
@@ -47,7 +43,7 @@ from cramlm.cli.options import (
     TrainOption,
     UnlabelledOption,
     resolve_run,
-    task_columns,
+    with_options,
 )
 from cramlm.cli.process import (
     Interrupted,
@@ -115,12 +111,8 @@ def fit(
     config: ConfigOption = None,
     set_: SetOption = None,
     seed: SeedOption = None,
-    text_column: OptionalTextColumn = None,
-    label_column: OptionalLabelColumn = None,
-    text_pair_column: PairColumn = None,
-    kind: KindOption = None,
-    label_separator: SeparatorOption = None,
-    on_bad_row: OptionalOnBadRow = None,
+    *,
+    rows: RowOptions,
     store: StoreOption = None,
     track: Annotated[
         TrackerName | None,
@@ -137,8 +129,7 @@ def fit(
     """
     from cramlm.cli.console import console_events, show_table, summary_header, summary_rows
 
-    columns = task_columns(text_column, label_column, text_pair_column, kind, label_separator)
-    task = {"train": train, "dev": dev, "test": test, "unlabelled": unlabelled, "on_bad_row": on_bad_row, **columns}
+    task = {"train": train, "dev": dev, "test": test, "unlabelled": unlabelled, **asdict(rows)}
     options: dict[str, Any] = {"corpus": corpus, "budget": budget, "seed": seed, "preset": preset, "init": base_model, "device": device}
     if dry_run:
         runs.show_dry_run(resolve_run(recipe, config, set_, task=task, **options))
@@ -201,12 +192,8 @@ def config(
     preset: PresetOption = None,
     set_: SetOption = None,
     seed: SeedOption = None,
-    text_column: OptionalTextColumn = None,
-    label_column: OptionalLabelColumn = None,
-    text_pair_column: PairColumn = None,
-    kind: KindOption = None,
-    label_separator: SeparatorOption = None,
-    on_bad_row: OptionalOnBadRow = None,
+    *,
+    rows: RowOptions,
 ) -> None:
     """Print all settings of a run as TOML, for `cramlm fit --config`.
 
@@ -215,8 +202,7 @@ def config(
     """
     from cramlm.config.run import to_toml
 
-    columns = task_columns(text_column, label_column, text_pair_column, kind, label_separator)
-    task = {"train": train or "", "dev": dev, "test": test, "on_bad_row": on_bad_row, **columns}
+    task = {"train": train or "", "dev": dev, "test": test, **asdict(rows)}
     files = corpus or ["corpus/*.jsonl.zst"]
     resolved = resolve_run(recipe, None, set_, task=task, corpus=files, budget=budget, seed=seed, preset=preset, init=base_model)
     if not resolved.task.train:
@@ -237,7 +223,7 @@ for panel, commands in PANELS.items():
         if isinstance(command, typer.Typer):
             app.add_typer(command, name="recipes", rich_help_panel=panel)
         else:
-            app.command(cls=Command, rich_help_panel=panel)(command)
+            app.command(cls=Command, rich_help_panel=panel)(with_options(command))
 
 
 def main() -> NoReturn:

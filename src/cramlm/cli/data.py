@@ -35,7 +35,6 @@ from cramlm.cli.options import (
     read_stop_words,
     resolve_corpus,
     resolve_retriever,
-    task_columns,
     top_k_option,
 )
 from cramlm.errors import UsageError, brief, counted
@@ -238,8 +237,8 @@ def select(
         refuse_other_format(jsonl)
     if (train is None) == (queries is None):
         raise UsageError("pass labelled texts with --train, or texts without labels with --queries")
-    columns = task_columns(text_column, label_column, text_pair_column, kind, label_separator)
-    named: Any = {name: value for name, value in columns.items() if value is not None}
+    named: Any = {"text_column": text_column, "label_column": label_column, "text_pair_column": text_pair_column}
+    named |= {name: value for name, value in (("kind", kind), ("label_separator", label_separator)) if value is not None}
     named |= {"on_bad_row": on_bad_row, "unseen_labels": "ignore"}  # dev and test are only compared with the passages
     task_config = checked(lambda: TaskConfig(train=train or "", dev=dev, test=test, **named))
     options = {"kind": retriever, "top_k": top_k, "max_documents": max_documents, "max_tokens": select_tokens}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,20 +12,14 @@ from cramlm.cli.options import (
     METHOD,
     CorpusOption,
     DevOption,
-    KindOption,
-    OptionalLabelColumn,
-    OptionalOnBadRow,
-    OptionalTextColumn,
     OverwriteOption,
-    PairColumn,
     PresetOption,
-    SeparatorOption,
+    RowOptions,
     SetOption,
     StoreOption,
     TextColumn,
     UnlabelledOption,
     complete_recipe,
-    task_columns,
 )
 from cramlm.cli.process import stop_on_signals
 from cramlm.errors import CramError, counted
@@ -67,12 +62,8 @@ def compare(
     out: OutOption = None,
     overwrite: OverwriteOption = False,
     store: StoreOption = None,
-    text_column: OptionalTextColumn = None,
-    label_column: OptionalLabelColumn = None,
-    text_pair_column: PairColumn = None,
-    kind: KindOption = None,
-    label_separator: SeparatorOption = None,
-    on_bad_row: OptionalOnBadRow = None,
+    *,
+    rows: RowOptions,
 ) -> None:
     """Compare recipes on one task with equal budgets and seeds.
 
@@ -84,8 +75,7 @@ def compare(
     """
     from cramlm.experiments.grid import arms_of, default_folder
 
-    columns = task_columns(text_column, label_column, text_pair_column, kind, label_separator)
-    task = {"train": train, "dev": dev, "test": test, "unlabelled": unlabelled, "on_bad_row": on_bad_row, **columns}
+    task = {"train": train, "dev": dev, "test": test, "unlabelled": unlabelled, **asdict(rows)}
     run = {"init": base_model, "budget": budget, "preset": preset, "rest_unlabelled": rest_unlabelled}
     common = _grid_fields(task, corpus, set_, **run)
     out = out or default_folder(train, "compare")
@@ -124,12 +114,8 @@ def ablate(
     out: OutOption = None,
     overwrite: OverwriteOption = False,
     store: StoreOption = None,
-    text_column: OptionalTextColumn = None,
-    label_column: OptionalLabelColumn = None,
-    text_pair_column: PairColumn = None,
-    kind: KindOption = None,
-    label_separator: SeparatorOption = None,
-    on_bad_row: OptionalOnBadRow = None,
+    *,
+    rows: RowOptions,
 ) -> None:
     """Compare values of a setting on one task with equal budgets.
 
@@ -140,8 +126,7 @@ def ablate(
     """
     from cramlm.experiments.grid import arms_over, default_folder
 
-    columns = task_columns(text_column, label_column, text_pair_column, kind, label_separator)
-    task = {"train": train, "dev": dev, "test": test, "unlabelled": unlabelled, "on_bad_row": on_bad_row, **columns}
+    task = {"train": train, "dev": dev, "test": test, "unlabelled": unlabelled, **asdict(rows)}
     run = {"init": base_model, "budget": budget, "preset": preset, "rest_unlabelled": rest_unlabelled}
     common = _grid_fields(task, corpus, set_, **run)
     out = out or default_folder(train, "ablate")

@@ -6,10 +6,13 @@ the default None.
 
 from __future__ import annotations
 
+import functools
+import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_type_hints
 
 import typer
 
@@ -68,12 +71,6 @@ def resolve_run(
         data = recipes.with_preset(load_config(data, origin=origin), preset).model_dump(mode="json")
     data |= {} if device is None else {"device": device}
     return load_config(apply_overrides(data, overrides or []), origin=origin)
-
-
-def task_columns(text: str | None, label: str | None, text_pair: str | None, kind: str | None, separator: str | None) -> dict[str, Any]:
-    """Return the options about columns and labels as fields of `TaskConfig`; None leaves a setting as it is."""
-    columns = {"text_column": text, "label_column": label, "text_pair_column": text_pair}
-    return {**columns, "kind": kind, "label_separator": separator}
 
 
 def recipe_data(name: str, arguments: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
@@ -293,6 +290,20 @@ OptionalOnBadRow = Annotated[
         "--on-bad-row", metavar="RULE", help="fail (default), or skip: leave bad rows out, with a warning.", rich_help_panel=COLUMNS
     ),
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class RowOptions:
+    """Options that say how the rows of task files are read, by the names of `TaskConfig`; None leaves a setting as it is."""
+
+    text_column: OptionalTextColumn = None
+    label_column: OptionalLabelColumn = None
+    text_pair_column: PairColumn = None
+    kind: KindOption = None
+    label_separator: SeparatorOption = None
+    on_bad_row: OptionalOnBadRow = None
+
+
 SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="One setting, like phases[0].steps=500; may be repeated.", rich_help_panel=METHOD),
@@ -358,3 +369,28 @@ PresetOption = Annotated[
 SPIN_COUNT = "10000"
 """Value of GOMP_SPINCOUNT, the number of iterations for which an idle OpenMP thread spins before it sleeps; read when torch is imported.
 With the default, two threads next to another busy process are up to a hundred times slower than one; with this value, at most twice."""
+
+
+def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a command that has the fields of `RowOptions` as options in place of a parameter of this type."""
+    parameters = inspect.signature(command, eval_str=True).parameters
+    name = next((name for name, parameter in parameters.items() if parameter.annotation is RowOptions), None)
+    if name is None:
+        return command
+    options = [
+        inspect.Parameter(option, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+        for option, annotation in get_type_hints(RowOptions, include_extras=True).items()
+    ]
+    listed = [
+        option
+        for own in parameters.values()
+        for option in (options if own.name == name else [own.replace(kind=inspect.Parameter.KEYWORD_ONLY)])
+    ]
+
+    @functools.wraps(command)
+    def flat(**values: Any) -> Any:
+        rows = RowOptions(**{option.name: values.pop(option.name) for option in options})
+        return command(**values, **{name: rows})
+
+    flat.__signature__ = inspect.Signature(listed)  # type: ignore[attr-defined]  # what typer reads
+    return flat

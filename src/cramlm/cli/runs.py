@@ -9,6 +9,7 @@ import os
 import platform
 import shutil
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,21 +24,16 @@ from cramlm.cli.options import (
     DevOption,
     InitOption,
     JsonOption,
-    KindOption,
-    OptionalLabelColumn,
-    OptionalOnBadRow,
-    OptionalTextColumn,
-    PairColumn,
     PresetOption,
     RecipeOption,
+    RowOptions,
     SeedOption,
-    SeparatorOption,
     SetOption,
     TestOption,
     TrackerName,
     complete_recipe,
     resolve_run,
-    task_columns,
+    with_options,
 )
 from cramlm.errors import counted, size
 from cramlm.io.machine import available_cores
@@ -71,12 +67,8 @@ def plan(
     preset: PresetOption = None,
     config: ConfigOption = None,
     set_: SetOption = None,
-    text_column: OptionalTextColumn = None,
-    label_column: OptionalLabelColumn = None,
-    text_pair_column: PairColumn = None,
-    kind: KindOption = None,
-    label_separator: SeparatorOption = None,
-    on_bad_row: OptionalOnBadRow = None,
+    *,
+    rows: RowOptions,
     as_json: JsonOption = False,
 ) -> None:
     """Show size, steps and cost of `fit` for several budgets.
@@ -87,8 +79,7 @@ def plan(
         cramlm plan 5m 20m 4h --train train.csv --corpus 'corpus/*.jsonl'
         cramlm plan 3e15flops --preset small
     """
-    columns = task_columns(text_column, label_column, text_pair_column, kind, label_separator)
-    task = {"train": train or ("" if config is None else None), "dev": dev, "test": test, "on_bad_row": on_bad_row, **columns}
+    task = {"train": train or ("" if config is None else None), "dev": dev, "test": test, **asdict(rows)}
     files = corpus or ([""] if config is None else None)
     common: dict[str, Any] = {"task": task, "corpus": files, "seed": None, "preset": preset, "init": base_model}
     runs = [resolve_run(recipe, config, set_, budget=each, **common) for each in budgets or PLANNED_BUDGETS]
@@ -147,6 +138,7 @@ def list_recipes(context: typer.Context) -> None:
 
 
 @recipes.command(cls=Command)
+@with_options
 def show(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A recipe, like tlm or tlm-small:chemprot.", autocompletion=complete_recipe)],
     train: AssumedTrain = None,
@@ -158,12 +150,8 @@ def show(
     preset: PresetOption = None,
     set_: SetOption = None,
     seed: SeedOption = None,
-    text_column: OptionalTextColumn = None,
-    label_column: OptionalLabelColumn = None,
-    text_pair_column: PairColumn = None,
-    kind: KindOption = None,
-    label_separator: SeparatorOption = None,
-    on_bad_row: OptionalOnBadRow = None,
+    *,
+    rows: RowOptions,
 ) -> None:
     """Show what a recipe runs on a task with a budget: data, phases and loss terms; nothing is trained.
 
@@ -175,8 +163,7 @@ def show(
     from cramlm.recipes import find
     from cramlm.recipes.describe import describe_run
 
-    columns = task_columns(text_column, label_column, text_pair_column, kind, label_separator)
-    task = {"train": train or "", "dev": dev, "test": test, "on_bad_row": on_bad_row, **columns}
+    task = {"train": train or "", "dev": dev, "test": test, **asdict(rows)}
     config = resolve_run(
         name,
         None,
