@@ -89,7 +89,23 @@ def test_a_table_cuts_its_first_column_before_the_numbers(monkeypatch: pytest.Mo
 
 def test_a_plan_shows_small_amounts_of_memory_and_disk_in_megabytes(capsys: pytest.CaptureFixture[str]) -> None:
     phase = {"name": "joint", "batch": "64 texts", "steps": 10, "passes": {"task": 1.0}}
-    plan = {"budget": None, "model": "1 x 32", "refused": "", "phases": [phase], "parameters": 1e6, "vocab_size": 200, "seconds": 6.0}
+    plan = {
+        "budget": None,
+        "model": "1 x 32",
+        "refused": "",
+        "rough": False,
+        "phases": [phase],
+        "parameters": 1e6,
+        "vocab_size": 200,
+        "seconds": 6.0,
+    }
     plan |= {"external_tokens": 0, "flops": 1e9, "memory": 1_940_000_000, "disk": 400_000}
     show_plans([plan])
-    assert capsys.readouterr().out.splitlines()[1].endswith("1.0e+09  1.9 GB  0.4 MB")
+    shown = capsys.readouterr().out
+    assert shown.splitlines()[1].endswith("1.0e+09  1.9 GB  0.4 MB")
+    assert "rough" not in shown
+    show_plans([plan | {"rough": True}])
+    shown = capsys.readouterr().out
+    assert "  ~0.1 " in shown
+    assert "  ~1.9 GB  0.4 MB" in shown
+    assert "~: rough; a training step takes long here" in shown

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from cramlm.config.base import Budget, parse_budget
 from cramlm.config.retriever import Bm25Config, RandomConfig, RetrieverConfig, UnionConfig
-from cramlm.config.run import PhaseConfig
+from cramlm.config.run import EncoderConfig, PhaseConfig
 from cramlm.config.terms import Classify, Distil
 from cramlm.errors import EnvironmentFault, UsageError
 from cramlm.planning.budget import (
@@ -36,7 +37,7 @@ from cramlm.planning.budget import (
     row_length,
 )
 from cramlm.planning.cost import CostForecast, Machine, TextSizes, beyond_budget, check_resources, forecast_cost
-from cramlm.planning.plan import forecast_runs
+from cramlm.planning.plan import forecast_runs, measure_machine
 from cramlm.planning.speed import Measurement
 from cramlm.recipes import RECIPES, finetune_phase, joint_phase, tlm
 from cramlm.records import silent
@@ -206,6 +207,19 @@ def test_a_step_beyond_the_memory_of_the_machine_is_refused_before_it_runs() -> 
     assert re.fullmatch(
         r"a step of phase 'joint' needs at least [\d,.]+ GB of memory and [\d.]+ GB are available; pass .*", refused.refused
     )
+
+
+def test_a_step_that_takes_longer_than_allowed_is_estimated_and_a_fixed_speed_kept() -> None:
+    tiny = EncoderConfig(layers=1, hidden=32, heads=2, intermediate=32, max_positions=64)
+    config = tlm(train="", corpus=[""], budget="20m").model_copy(update={"encoder": tiny, "threads": 1})
+    measure = partial(measure_machine, limit=Budget(flops=1e12), precision="fp32")
+    assert not measure(config).joint.rough
+    assert not measure(config, longest_step=1e9).joint.rough
+    rough = measure(config, longest_step=0.0)
+    assert rough.joint.rough
+    assert rough.finetune.rough
+    fixed = measure(config.model_copy(update={"tokens_per_second": 10.0}), longest_step=0.0)
+    assert (fixed.joint.rough, fixed.joint.tokens_per_second, fixed.joint.starved) == (True, 10.0, False)
 
 
 FORECAST = CostForecast((), None, 1, 0, (), 60.0, 1e12, memory=3_000_000_000, disk=2_000_000_000)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -10,7 +12,7 @@ from training_fixtures import ENCODER, VOCABULARY, make_batches, make_model, mak
 from cramlm.config.run import EncoderConfig, HeadConfig, PhaseConfig
 from cramlm.io.machine import resident_memory
 from cramlm.model.model import PackedBatch
-from cramlm.planning.speed import Measurement, TrainingSetup, count_flops, count_step, least_step_memory, measure
+from cramlm.planning.speed import Measurement, TrainingSetup, count_flops, count_step, estimate, least_step_memory, measure
 from cramlm.training.objective import executed_flops, objective_of, paper_flops
 
 
@@ -36,6 +38,19 @@ def test_operations_per_token_do_not_depend_on_the_duration_of_the_measurement(c
     phase = make_phase(**changes)
     short, long = (measure(setup(phase), threads=(1,), seconds=seconds) for seconds in (0.01, 0.1))
     assert short.flops_per_token == long.flops_per_token == count_step(setup(phase))[0] == count_flops(setup(phase))
+
+
+def test_an_estimate_runs_no_update_and_counts_the_operations_of_a_measurement() -> None:
+    phase, threads = make_phase(), torch.get_num_threads()
+    large = replace(setup(phase), encoder=EncoderConfig(layers=48, hidden=1024, heads=16, intermediate=4096))
+    found = estimate(large, threads=(1, 2))  # the weights alone would take 2.4 GB
+    assert found.rough
+    assert found.threads in (1, 2)
+    assert found.tokens_per_second > 0
+    assert found.bytes is not None
+    assert found.bytes > least_step_memory(large)
+    assert torch.get_num_threads() == threads
+    assert estimate(setup(phase), threads=(1,)).flops_per_token == measure(setup(phase), threads=(1,), seconds=0.01).flops_per_token
 
 
 def test_a_measurement_with_little_cpu_time_is_starved() -> None:

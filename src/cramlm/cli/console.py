@@ -199,7 +199,7 @@ def show_plans(plans: Sequence[Mapping[str, Any]]) -> None:
         if plan["refused"]:
             lines.append([budget, plan["model"], "refused"])
             continue
-        phases = plan["phases"]
+        phases, about = plan["phases"], "~" if plan["rough"] else ""
         lines.append(
             [
                 budget,
@@ -211,9 +211,9 @@ def show_plans(plans: Sequence[Mapping[str, Any]]) -> None:
                 " + ".join(phase["batch"] for phase in phases),
                 " + ".join(f"{phase['steps']:,}" for phase in phases),
                 " + ".join("/".join(f"{count:.1f}" for count in phase["passes"].values()) for phase in phases),
-                f"{plan['seconds'] / 60:.1f}",
+                f"{about}{plan['seconds'] / 60:.1f}",
                 f"{plan['flops']:.1e}",
-                "unknown" if plan["memory"] is None else size(plan["memory"]),
+                "unknown" if plan["memory"] is None else f"{about}{size(plan['memory'])}",
                 size(plan["disk"]),
             ]
         )
@@ -221,6 +221,8 @@ def show_plans(plans: Sequence[Mapping[str, Any]]) -> None:
     for line in lines:
         print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=False)).rstrip())
     print("raw text: estimated tokens; passes: epochs over the task text / over the raw text")
+    if any(plan["rough"] for plan in plans):
+        print("~: rough; a training step takes long here, so speed and memory are estimated from matrix products, and fit measures them")
     for plan in plans:
         if plan["refused"]:
             print(f"{plan['budget'] or 'no budget'}: {plan['refused']}")

@@ -7,11 +7,13 @@ and the remaining time; between phases the steps of the remaining ones again.
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +45,17 @@ from cramlm.planning.cost import (
     forecast_cost,
     raw_bytes,
 )
-from cramlm.planning.speed import Measurement, TrainingSetup, count_flops, count_step, describe_machine, least_step_memory, measure
+from cramlm.planning.speed import (
+    Measurement,
+    TrainingSetup,
+    count_flops,
+    count_step,
+    describe_machine,
+    estimate,
+    least_step_memory,
+    measure,
+    step_tokens,
+)
 from cramlm.records import Emit, Event, Example, IntArray
 from cramlm.retrieval.ranking import CHARACTERS_PER_TOKEN
 from cramlm.storage.artifacts import Artifact, hash_json, publish_file
@@ -54,6 +66,7 @@ _MEASURED = {"encoder", "head", "tokenizer", "threads", "device"}  # what the sp
 MEASUREMENT_SHARE = 0.015  # of a time budget, for each of the two measurements; at most `_MAX_SECONDS` seconds
 _MAX_SECONDS = 2.0
 _FORECAST_SECONDS = 0.3  # for each measurement if the budget is no time: only the forecast of the run's duration depends on the speed
+_LONGEST_STEP = 3.0  # seconds; `cramlm plan` and a dry run estimate the speed of longer steps
 _NOMINAL_SECONDS = 100.0  # measure for `cramlm plan` as for a budget of so many seconds
 TYPICAL_TEXTS = TextSizes(budget.TYPICAL, rows=128, corpus_bytes=500_000_000)
 """Assumed if no files are given."""
@@ -133,18 +146,20 @@ def _measure_or_read(run: RunContext, precision: Precision) -> Machine:
 
 @dataclass(frozen=True, slots=True)
 class RunForecast:
-    """The forecast of a run, or the reason why it would be refused."""
+    """The forecast of a run, or the reason why it would be refused. rough: speed and memory were estimated, not measured."""
 
     config: RunConfig
     texts: TextSizes
     cost: CostForecast | None
     refused: str = ""
+    rough: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON for a table."""
         encoder, cost = self.config.encoder, self.cost
         name = f"{'BERT ' if encoder.shape == 'bert' else ''}{encoder.layers} x {encoder.hidden}"
         common = {"budget": self.config.budget, "model": name, "vocab_size": self.config.tokenizer.vocab_size, "refused": self.refused}
+        common["rough"] = self.rough
         if cost is None:
             return common
         sizes = replace(self.texts.sizes, external_tokens=cost.external_tokens)
@@ -185,12 +200,13 @@ def forecast_runs(configs: Sequence[RunConfig], *, emit: Emit) -> list[RunForeca
             emit(Event("start", "plan", f"measuring {config.encoder.layers} layers of {config.encoder.hidden}"))
             precision = resolve_precision(config.precision, resolve_device(config.device))
             try:
-                machine = measure_machine(config, Budget(seconds=_NOMINAL_SECONDS), precision)
+                machine = measure_machine(config, Budget(seconds=_NOMINAL_SECONDS), precision, longest_step=_LONGEST_STEP)
             except EnvironmentFault as error:  # of one size: the others are forecast
                 planned.append(RunForecast(config, TYPICAL_TEXTS, None, str(error)))
                 continue
             machines[model] = machine
-            emit(Event("done", "plan", f"{machine.speed.joint:,.0f} tokens/s, {counted(machine.joint.threads, 'thread')}"))
+            about = "about " if machine.joint.rough else ""
+            emit(Event("done", "plan", f"{about}{machine.speed.joint:,.0f} tokens/s, {counted(machine.joint.threads, 'thread')}"))
             for starved in [each for each in (machine.joint, machine.finetune) if each.starved][:1]:
                 emit(Event("warning", "plan", _starved(starved)))
         texts = TYPICAL_TEXTS
@@ -202,15 +218,17 @@ def forecast_runs(configs: Sequence[RunConfig], *, emit: Emit) -> list[RunForeca
             cost = forecast_cost(config, limit, texts, machines[model], resident=resident_memory())
             if (message := beyond_budget(config, limit, cost)) is not None:
                 emit(Event("warning", "plan", message))
-            planned.append(RunForecast(config, texts, cost))
+            rough = machines[model].joint.rough or machines[model].finetune.rough
+            planned.append(RunForecast(config, texts, cost, rough=rough))
         except UsageError as error:
             planned.append(RunForecast(config, texts, None, str(error)))
     return planned
 
 
-def measure_machine(config: RunConfig, limit: Budget, precision: Precision) -> Machine:
+def measure_machine(config: RunConfig, limit: Budget, precision: Precision, *, longest_step: float = math.inf) -> Machine:
     """Measure a phase with the vocabulary head and one without; with `config.tokens_per_second` one step of each, for its memory.
 
+    longest_step: seconds; where a step on the CPU takes longer, none is run, and its speed and memory are estimated (`speed.estimate`).
     The number of threads is chosen if the budget is a time and the config leaves it open; otherwise it is the number of cores, so that
     equal configs give equal bits.
     """
@@ -219,8 +237,9 @@ def measure_machine(config: RunConfig, limit: Budget, precision: Precision) -> M
     choice = (cores,) if fixed else (1, cores)
     with_head, without_head = _phase_of_each_kind(config.phases)
     seconds = _FORECAST_SECONDS if limit.seconds is None else min(_MAX_SECONDS, MEASUREMENT_SHARE * limit.seconds)
-    joint = _measured(config, with_head, precision, threads=choice, seconds=seconds)
-    finetune = joint if without_head == with_head else _measured(config, without_head, precision, threads=(joint.threads,), seconds=seconds)
+    measured = partial(_measured, config, precision=precision, seconds=seconds, longest_step=longest_step)
+    joint = measured(with_head, threads=choice)
+    finetune = joint if without_head == with_head else measured(without_head, threads=(joint.threads,))
     model = empty_model(ModelSpec(config.encoder, config.head, vocab_size=config.tokenizer.vocab_size, labels=2, pad_id=0))
     return Machine(joint, finetune, count_parameters(model))
 
@@ -231,7 +250,9 @@ def _phase_of_each_kind(phases: Sequence[PhaseConfig]) -> tuple[PhaseConfig, Pha
     return with_head, next((phase for phase in phases if not phase.text_terms), with_head)
 
 
-def _measured(config: RunConfig, phase: PhaseConfig, precision: Precision, *, threads: Sequence[int], seconds: float) -> Measurement:
+def _measured(
+    config: RunConfig, phase: PhaseConfig, *, precision: Precision, threads: Sequence[int], seconds: float, longest_step: float
+) -> Measurement:
     """Measure a phase; if its row length is open, at the one that most tasks get.
 
     Raises:
@@ -246,6 +267,11 @@ def _measured(config: RunConfig, phase: PhaseConfig, precision: Precision, *, th
             f"a step of phase {phase.name!r} needs at least {size(least)} of memory and {size(available)} are available; "
             f"pass a smaller --preset, a smaller --set phases[{config.phases.index(phase)}].batch_size=N, or close other programs"
         )
+    if longest_step < math.inf and device.type == "cpu":
+        rough = estimate(setup, threads=threads)
+        if step_tokens(fixed) > longest_step * rough.tokens_per_second:
+            fixed_speed = config.tokens_per_second
+            return rough if fixed_speed is None else replace(rough, tokens_per_second=fixed_speed, cpu_share=1.0)
     if config.tokens_per_second is None:
         return measure(setup, threads=threads, seconds=seconds)
     flops_per_token, step_bytes = count_step(setup)
