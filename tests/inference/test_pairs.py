@@ -13,15 +13,18 @@ import pandas
 import pytest
 
 from commands import cramlm, error_line, printed, succeed
+from cramlm.data.task import RowFormat
 from cramlm.errors import UsageError
-from cramlm.export.hub import published
+from cramlm.export.hub import published, published_settings
 from cramlm.export.onnx import export_onnx
-from cramlm.inference.base import are_pairs
+from cramlm.inference.base import SETTINGS_FILE, are_pairs
 from cramlm.inference.explain import explain, log_odds
+from cramlm.inference.folders import columns_of
 from cramlm.inference.predictor import Predictor
 from cramlm.records import Example
 from cramlm.serving.batching import load_model
 from jsonl import write_jsonl
+from server_process import LABELS
 
 NEEDS_PAIRS = "trained on pairs of texts; pass the second text of each"
 NEEDS_NONE = "trained on single texts; leave out the second ones"
@@ -151,6 +154,38 @@ def test_the_command_shows_which_text_a_word_is_in(runs: Path) -> None:
     single = printed("explain", runs / "single", "the boat is wet")
     assert "text_pair" not in single
     assert "text:" not in single
+
+
+def test_an_onnx_copy_reads_the_columns_of_its_model_and_refuses_other_inputs(
+    encoder: tuple[Path, bool], runs: Path, tmp_path: Path
+) -> None:
+    folder, on_pairs = encoder
+    graph = export_onnx(folder, out=tmp_path / "onnx", texts=[Example("1", "one", "two" if on_pairs else None, None)]).path
+    assert columns_of(graph) == columns_of(folder)
+    rows = [{"premise": "a boat", "hypothesis": "a ship", "label": LABELS[0]}]
+    file = write_jsonl(tmp_path / "rows.jsonl", rows)
+    labels = [json.loads(printed("predict", model, file))["label"] for model in (graph, folder)]
+    assert labels[0] == labels[1]
+    assert "accuracy" in printed("evaluate", graph, file)
+    served = load_model(graph, None)
+    with pytest.raises(UsageError, match=NEEDS_PAIRS if on_pairs else NEEDS_NONE):
+        served.compute(["one"], [None] if on_pairs else ["two"])
+    settings = json.loads((graph / SETTINGS_FILE).read_bytes())
+    assert "premise" not in json.dumps(published_settings(settings)), "names of columns are not published"
+    assert are_pairs(published_settings(settings)) is on_pairs
+
+
+def test_an_onnx_folder_that_does_not_say_what_it_reads_accepts_texts_and_pairs(tiny_export: Path, tmp_path: Path) -> None:
+    graph = export_onnx(tiny_export, out=tmp_path / "onnx", texts=[Example("1", "one", None, None)]).path
+    settings = json.loads((graph / SETTINGS_FILE).read_bytes())
+    copy = Path(shutil.copytree(graph, tmp_path / "copy", ignore=shutil.ignore_patterns("manifest.json")))
+    (copy / SETTINGS_FILE).write_text(
+        json.dumps({name: value for name, value in settings.items() if name not in ("pairs", "config")}), "utf-8"
+    )
+    predictor = Predictor.load(copy)
+    assert predictor.trained_on_pairs is None
+    assert len(predictor.predict(["one", "two"], ["three", None])) == 2
+    assert columns_of(copy) == RowFormat()
 
 
 def test_the_hub_learns_that_a_model_reads_pairs_but_no_names_of_columns(encoder: tuple[Path, bool]) -> None:

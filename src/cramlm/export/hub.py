@@ -66,6 +66,10 @@ def push_model(
         card = model_card(facts, repository=repository, license_id=license_id, language=language)
         contents[_CARD] = card.encode()
         contents[PROVENANCE_FILE] = (json.dumps(facts, indent=1, ensure_ascii=False) + "\n").encode()
+    settings = prefix + SETTINGS_FILE
+    if settings in contents:
+        values = published_settings(json.loads((folder / SETTINGS_FILE).read_bytes()))
+        contents[settings] = (json.dumps(values, indent=1, ensure_ascii=False) + "\n").encode()
     uploaded = size(sum(file["bytes"] for file in artifact.files.values()))
     emit(Event("start", STAGE, f"{counted(len(contents), 'file')}, {uploaded} to {repository}"))
     with remote_faults(f"hf://{repository}", instead=""):
@@ -128,6 +132,11 @@ def published(facts: Mapping[str, Any]) -> dict[str, Any]:
     public = _filter(facts, PUBLISHED)
     assert isinstance(public, dict)
     return public | {"pairs": are_pairs(facts)}
+
+
+def published_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the published part of the content of an onnx.json: all but the names of columns."""
+    return {name: value for name, value in settings.items() if name != "config"}
 
 
 def _filter(value: Any, rule: Rule) -> Any:

@@ -3,7 +3,8 @@
     model.onnx          input_ids, attention_mask (batch, length) int64 -> logits (batch, labels) float32; batch and length are free
     tokenizer.json, tokenizer_config.json, config.json      copies
     combination/, confidence.json     as in the model's folder
-    onnx.json           labels, max_length, weights (fp32 or int8), the result of the check, versions
+    onnx.json           labels, max_length, weights (fp32 or int8), whether it reads pairs, the columns of its training file, the result of
+                        the check, versions
 
 The graph is traced from the encoder with one sequence per row. Before the folder is published `OnnxPredictor` loads it: its logits for
 held-out texts must equal those of the model. int8 quantizes weights statically and activations dynamically; this changes predictions, so
@@ -43,9 +44,10 @@ from cramlm.records import Emit, Event, Example, FloatArray, silent
 from cramlm.storage.artifacts import Artifact, hash_file, hash_json, refuse_foreign, stage
 
 KIND = "onnx"
-CODE_FORMAT = 2  # raise it when the same model would give another folder
+CODE_FORMAT = 3  # raise it when the same model would give another folder
 LARGEST_DIFFERENCE = 1e-4
 MOST_TEXTS = 200
+_COLUMNS = ("text_column", "text_pair_column", "label_column", "label_separator")
 _COPIED = ("tokenizer.json", "tokenizer_config.json", "config.json")
 _PACKAGES = ("onnx", "onnxruntime", "onnxscript")
 
@@ -98,6 +100,9 @@ def export_onnx(
     if loaded.model.prompt is not None:
         raise UsageError(f"{folder}: a model with a prompt (prompt.json) cannot be exported to ONNX; export a classifier")
 
+    task = (facts_of(folder).get("config") or {}).get("task") or {}
+    columns = {name: task[name] for name in _COLUMNS if name in task}
+
     def write(temporary: Path) -> None:
         emit(Event("start", KIND))
         for file in _COPIED:
@@ -113,6 +118,7 @@ def export_onnx(
             "pad_id": loaded.tokenizer.pad_id,
             "weights": "fp32",
             "pairs": are_pairs(facts_of(folder)),
+            "config": {"task": columns},
             "checked_texts": len(probes),
             "versions": {package: importlib.metadata.version(package) for package in ("cramlm", "torch", *_PACKAGES)},
         }
@@ -142,6 +148,7 @@ def export_onnx(
     beside += [file.relative_to(folder).as_posix() for file in sorted((folder / COMBINATION_FOLDER).rglob("*")) if file.is_file()]
     files = {file: hash_file(folder / file) for file in (*_COPIED, "model.safetensors", *beside)}
     key = {"code_format": CODE_FORMAT, "int8": int8, "model": hash_json(files), "texts": hash_json([[e.text, e.text_pair] for e in probes])}
+    key["columns"] = hash_json(columns)
     return stage(target, kind=KIND, key=key, write=write, emit=emit)
 
 
