@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -186,6 +187,17 @@ def test_an_onnx_folder_that_does_not_say_what_it_reads_accepts_texts_and_pairs(
     assert predictor.trained_on_pairs is None
     assert len(predictor.predict(["one", "two"], ["three", None])) == 2
     assert columns_of(copy) == RowFormat()
+
+
+def test_the_report_shows_both_texts_of_a_mistake_one_below_the_other(tmp_path: Path) -> None:
+    rows = [
+        {"premise": f"ship {number}", "hypothesis": f"<boat> {number}", "relation": "ab"[number * number % 7 % 2]} for number in range(60)
+    ]
+    file = write_jsonl(tmp_path / "pairs.jsonl", rows)
+    succeed("fit", "--recipe", "tfidf", "--train", file, *COLUMNS, "-o", tmp_path / "run", cwd=tmp_path)
+    report = (tmp_path / "run/report.html").read_text("utf-8")
+    assert re.search(r"<p><bdi>ship (\d+)</bdi></p>\s*<p><bdi>&lt;boat&gt; \1</bdi></p>", report)
+    assert re.search(r"<div><bdi>ship (\d+)</bdi></div><div><bdi>&lt;boat&gt; \1</bdi></div>", report)
 
 
 def test_the_hub_learns_that_a_model_reads_pairs_but_no_names_of_columns(encoder: tuple[Path, bool]) -> None:

@@ -190,10 +190,10 @@ class Calibration:
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """A text with a wrong prediction. in_train: the label of the same text in train."""
+    """A text, or pair of texts, with a wrong prediction. in_train: the label of the same text in train."""
 
     line: Json
-    text: str
+    texts: tuple[str, ...]
     predicted: str
     confidence: float
     true_probability: float
@@ -603,20 +603,21 @@ def _mistakes(run: RunRecord, wrong: Sequence[Json], neighbours: Neighbours | No
         return None
     ordered = sorted(wrong, key=lambda line: (-line["probabilities"][line["predicted"]], line["id"]))
     shown = [line for line in ordered if line["id"] in examples][:_MAX_MISTAKES]
-    texts = [examples[line["id"]].whole_text for line in shown]
-    near = [] if neighbours is None else neighbours.nearest(texts[:_MAX_CARDS], top_k=3)
+    wrong_examples = [examples[line["id"]] for line in shown]
+    queries = [example.whole_text for example in wrong_examples[:_MAX_CARDS]]
+    near = [] if neighbours is None else neighbours.nearest(queries, top_k=3)
     in_train = {text_key(example): str(example.label) for example in run.task.train}
     return [
         Mistake(
             line=line,
-            text=text,
+            texts=(example.text,) if example.text_pair is None else (example.text, example.text_pair),
             predicted=line["predicted"],
             confidence=line["probabilities"][line["predicted"]],
             true_probability=line["probabilities"].get(line["label"], 0.0),
-            in_train=in_train.get(text_key(examples[line["id"]])),
+            in_train=in_train.get(text_key(example)),
             near=near[number] if number < len(near) else (),
         )
-        for number, (line, text) in enumerate(zip(shown, texts, strict=True))
+        for number, (line, example) in enumerate(zip(shown, wrong_examples, strict=True))
     ]
 
 
