@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from commands import cramlm
+from commands import cramlm, error_line
 from cramlm.config.run import CorpusConfig, TaskConfig
 from cramlm.data.corpus import build_corpus
 from cramlm.data.task import RowFormat, read_task
@@ -25,7 +25,7 @@ from cramlm.data.validation import (
 )
 from cramlm.evaluation.kinds import score_test
 from cramlm.evaluation.metrics import Scores
-from cramlm.records import Example, Task, TaskKind
+from cramlm.records import Event, Example, Task, TaskKind
 from cramlm.text.characters import count_scripts, main_script
 from jsonl import write_jsonl, write_labelled
 
@@ -193,6 +193,33 @@ def test_check_exits_with_3_if_there_is_a_problem_else_0(tmp_path: Path) -> None
     shown = cramlm("check", clean)
     assert (shown.returncode, shown.stderr) == (0, "")
     assert "0 problems, 0 notices in 1 file" in shown.stdout
+
+
+def test_check_reads_a_corpus_as_fit_does_whatever_the_columns_of_the_task(tmp_path: Path) -> None:
+    train = write_jsonl(tmp_path / "train.jsonl", ({"body": text, "topic": label} for text, label in TRAIN[3:]))
+    test = write_jsonl(tmp_path / "test.jsonl", [{"body": f"Now {LONG}.", "topic": "sea"}])
+    raw, other = tmp_path / "raw.jsonl", tmp_path / "other.jsonl"
+    write_jsonl(raw, [{"text": f"Passage of {LONG}, and more."}])
+    write_jsonl(other, [{"content": f"Passage of {LONG}, and more."}])
+    columns = ("--text-column", "body", "--label-column", "topic", "--store", tmp_path / "store")
+    assert "in-corpus" in cramlm("check", train, test, *columns, "--corpus", raw).stdout
+    events: list[Event] = []
+    build_corpus(CorpusConfig(files=(str(raw),)), tmp_path / "store", emit=events.append)
+    assert [event.kind for event in events] == ["up_to_date"]
+    assert "in-corpus" in cramlm("check", train, test, *columns, "--corpus", other, "--set", "corpus.text_column=content").stdout
+    assert "drop it" in error_line(cramlm("check", train, *columns, "--set", "corpus.text_column=content"), 2)
+    refused = cramlm("check", train, *columns, "--corpus", raw, "--set", "task.kind=regression")
+    assert (refused.returncode, "check has only the settings of corpus" in refused.stderr) == (2, True)
+
+
+def test_check_reports_the_first_bad_row_of_a_corpus_and_reads_the_others(tmp_path: Path) -> None:
+    train = write_labelled(tmp_path / "train.jsonl", TRAIN[3:])
+    test = write_labelled(tmp_path / "test.jsonl", [(f"Now {LONG}.", "sea")])
+    raw = write_jsonl(tmp_path / "raw.jsonl", [{"text": 7}, {"text": f"Passage of {LONG}, and more."}])
+    result = cramlm("check", train, test, "--store", tmp_path / "store", "--corpus", raw)
+    assert result.returncode == 3
+    assert f"{raw}:1: problem: bad-row: 'text' is" in result.stdout
+    assert "in-corpus" in result.stdout
 
 
 def test_repetitions_and_conflicts_of_a_task_are_counted() -> None:

@@ -34,12 +34,17 @@ from cramlm.cli.options import (
     open_encoder,
     read_stop_words,
     resolve_corpus,
+    resolve_corpus_settings,
     resolve_retriever,
     top_k_option,
 )
-from cramlm.errors import UsageError, brief, counted
+from cramlm.errors import DataError, UsageError, brief, counted
 
 if TYPE_CHECKING:
+    from cramlm.config.run import CorpusConfig
+    from cramlm.data.corpus import Corpus
+    from cramlm.data.validation import Finding
+    from cramlm.records import Emit
     from cramlm.retrieval.index import ExplainedHit, Hits
     from cramlm.retrieval.trec import Qrels
 
@@ -66,6 +71,9 @@ def check(
     text_pair_column: PairColumn = None,
     kind: KindOption = None,
     label_separator: SeparatorOption = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the corpus, like corpus.text_column=body.")
+    ] = None,
 ) -> None:
     """Find errors, duplicates and leaks in labelled and raw text.
 
@@ -77,7 +85,6 @@ def check(
         cramlm check train.csv --model runs/mine
     """
     from cramlm.cli.console import console_events, show_findings
-    from cramlm.data.corpus import build_corpus
     from cramlm.data.task import RowFormat
     from cramlm.data.validation import check_corpus, check_files, describe, read_labelled
     from cramlm.retrieval.index import Index
@@ -85,13 +92,16 @@ def check(
 
     if corpus and index is not None:
         raise UsageError("--corpus and --index exclude each other; drop one")
+    if set_ and not corpus:
+        raise UsageError("--set is for the raw text of --corpus, which is not given; drop it")
     row_format = RowFormat(text_column, label_column, text_pair_column, kind or "classification", label_separator or "|")
+    config = resolve_corpus_settings(corpus, set_) if corpus else None
     with console_events() as emit:
         train, *held_out = (read_labelled(file, row_format) for file in files)
         findings = list(check_files(train, held_out))
-        if corpus:
-            config = resolve_corpus(corpus, text_column=text_column, on_bad_row="skip")
-            findings += check_corpus(train, held_out, build_corpus(config, store or default_store(), emit=emit))
+        if config is not None:
+            bad_rows, read = _read_corpus(config, store or default_store(), emit)
+            findings += [*bad_rows, *check_corpus(train, held_out, read)]
         elif index is not None:
             findings += check_corpus(train, held_out, Index.open(index).corpus)
         suspicious = []
@@ -112,6 +122,19 @@ def check(
         show_findings(statistics, findings, per_rule=None if show_all else _PER_RULE, of_rules={"suspicious-label": _SUSPICIOUS})
     if problems:
         raise typer.Exit(3)
+
+
+def _read_corpus(config: CorpusConfig, store: Path, emit: Emit) -> tuple[list[Finding], Corpus]:
+    """Read the corpus as `fit` does, so that `fit` finds it in the store; if a row is bad, return a finding and read the others."""
+    from cramlm.data.corpus import build_corpus
+    from cramlm.data.validation import Finding
+
+    try:
+        return [], build_corpus(config, store, emit=emit)
+    except DataError as error:
+        location, _, message = str(error).partition(": ")
+        without_bad_rows = build_corpus(config.model_copy(update={"on_bad_row": "skip"}), store, emit=emit)
+        return [Finding(location, "problem", "bad-row", message)], without_bad_rows
 
 
 def sample_data(

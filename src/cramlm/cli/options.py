@@ -118,6 +118,16 @@ def resolve_corpus(files: list[str], **settings: Any) -> Any:
     return checked(lambda: CorpusConfig(files=tuple(files), **settings))
 
 
+def resolve_corpus_settings(files: list[str], overrides: list[str] | None) -> Any:
+    """Return the corpus config of files with every --set corpus.NAME=VALUE."""
+    from cramlm.config.run import apply_overrides
+
+    data = apply_overrides({"corpus": {}}, overrides or [])
+    if unknown := sorted(set(data) - {"corpus"}):
+        raise UsageError(f"--set {unknown[0]}: check has only the settings of corpus, like corpus.text_column=body")
+    return resolve_corpus(files, **data["corpus"])
+
+
 def read_stop_words(value: str) -> str | list[str]:
     """Return the value of --stop-words: the name of a list, or the lines of a file."""
     from cramlm.io.readers import Reader
