@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
+import io
 import json
 import os
 import re
@@ -100,6 +102,27 @@ def test_predict_writes_the_same_predictions_in_input_order_to_stdout_and_to_fil
     assert [float(row["probability_sea"]) for row in rows] == [answer["sea"] for answer in answers]
     cramlm("predict", fitted / "run/export", tmp_path / "new.csv", "--out", tmp_path / "answers.tsv")
     assert list(csv.DictReader((tmp_path / "answers.tsv").read_text("utf-8").splitlines(), delimiter="\t")) == rows
+
+
+def test_predictions_stand_beside_the_columns_of_a_spreadsheet_in_its_form(fitted: Path, tmp_path: Path) -> None:
+    table = 'No;text;;note\r\n7;"wave ship\r\nharbour; sailor";;\r\n9;summit ridge valley climber;;"a ""b"""\r\n'
+    (tmp_path / "new.csv").write_bytes(codecs.BOM_UTF8 + table.encode())
+    command = ("predict", fitted / "run/export", tmp_path / "new.csv", "--keep-columns", "--out")
+    succeed(*command, tmp_path / "answers.csv")
+    written = (tmp_path / "answers.csv").read_bytes()
+    assert written.startswith(codecs.BOM_UTF8 + b"No;text;note;predicted;probability_")
+    rows = list(csv.DictReader(io.StringIO(written.decode("utf-8-sig"), newline=""), delimiter=";"))
+    assert [row["predicted"] for row in rows] == ["sea", "hill"]
+    kept = [(row["No"], row["text"], row["note"]) for row in rows]
+    assert kept == [("7", "wave ship\nharbour; sailor", ""), ("9", "summit ridge valley climber", 'a "b"')]
+    succeed(*command, tmp_path / "answers.tsv", "--abstain-below", "1")
+    assert "No\ttext\tnote\tpredicted\tconfidence" in (tmp_path / "answers.tsv").read_text("utf-8-sig")
+    assert_one_line(cramlm(*command, tmp_path / "answers.jsonl"), 2, "--keep-columns writes a table")
+    (tmp_path / "new.csv").write_text("text,predicted\nwave ship harbour sailor,sea\n", "utf-8")
+    assert_one_line(cramlm(*command, tmp_path / "again.csv"), 2, "has a column 'predicted' already")
+    (tmp_path / "new.txt").write_text("wave ship harbour sailor\n", "utf-8")
+    assert_one_line(cramlm(*command[:2], tmp_path / "new.txt", *command[3:], tmp_path / "again.csv"), 2, "not a .csv or .tsv file")
+    assert not (tmp_path / "again.csv").exists()
 
 
 @pytest.mark.parametrize("name", ["answers.parquet", "answers.jsonl.gz", "answers.csv.zst", "answers.xlsx"])

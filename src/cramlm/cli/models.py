@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, assert_never
 import typer
 
 from cramlm.cli.options import (
+    COLUMNS,
     LIMITS,
     OTHER_FORMATS,
     AbstainAtAccuracyOption,
@@ -40,6 +41,7 @@ from cramlm.errors import EnvironmentFault, UsageError, brief, counted
 
 if TYPE_CHECKING:
     from cramlm.data.task import RowFormat
+    from cramlm.io.readers import Table
     from cramlm.records import AnyPrediction, FloatArray, SelectivePrediction
 
 
@@ -111,6 +113,9 @@ def predict(
     text_column: ModelTextColumn = None,
     text_pair_column: ModelPairColumn = None,
     id_column: IdColumn = "id",
+    keep_columns: Annotated[
+        bool, typer.Option("--keep-columns", help="Write the columns of FILE, too, from table to table.", rich_help_panel=COLUMNS)
+    ] = False,
 ) -> None:
     """Predict the labels of texts and write a line per text.
 
@@ -119,7 +124,7 @@ def predict(
 
     Examples:
         cramlm predict runs/mine new.csv -o predictions.jsonl
-        cramlm predict runs/mine new.csv -o predictions.csv
+        cramlm predict runs/mine new.csv -o predictions.csv --keep-columns
         cramlm predict runs/mine new.csv --abstain-at-accuracy 0.95
         echo "some text" | cramlm predict runs/mine -
     """
@@ -129,13 +134,17 @@ def predict(
     from cramlm.data.task import read_examples
     from cramlm.inference.folders import model_of
     from cramlm.inference.predictor import load_predictor
+    from cramlm.io.readers import Table
     from cramlm.storage.artifacts import publish_file, refuse_output
 
     separator = None
     if out is not None:
         refuse_output(out, file)
         separator = separator_of(out)
+    if keep_columns and separator is None:
+        raise UsageError("--keep-columns writes a table; pass -o FILE.csv or FILE.tsv")
     folder = model_of(model)
+    table = Table.read(file) if keep_columns else None
     examples = read_examples(file, _texts_format(folder, text_column, text_pair_column, id_column))
     predictor = load_predictor(folder, precision=precision, device=device, model_part=model_part)
     texts, pairs = [example.text for example in examples], [example.text_pair for example in examples]
@@ -148,6 +157,9 @@ def predict(
     rows = ({"id": example.id, **asdict(prediction)} for example, prediction in zip(examples, predictions, strict=True))
     if out is None:
         sys.stdout.writelines(json_lines(rows))
+    elif table is not None:
+        publish_file(out, beside_columns(table, rows, separator or ",").encode())
+        print(f"{counted(len(examples), 'prediction')} beside the columns of {file}: {out}")
     else:
         content = "".join(json_lines(rows)) if separator is None else table_of(map(with_columns, rows), separator)
         publish_file(out, content.encode())
@@ -448,6 +460,25 @@ def with_columns(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a prediction with a column `probability_LABEL` for each label in place of the dictionary."""
     flat = {name: value for name, value in row.items() if name != "probabilities"}
     return flat | {f"probability_{label}": value for label, value in row.get("probabilities", {}).items()}
+
+
+def beside_columns(table: Table, predictions: Iterable[Mapping[str, Any]], separator: str) -> str:
+    """Return a table with the predictions of its rows in further columns, the label as `predicted`.
+
+    separator: that of the format; a .csv file with semicolons keeps them, and a byte order mark is kept, for the program that reads it.
+
+    Raises:
+        UsageError: if a column of the predictions is in the table already.
+    """
+    joined = []
+    for row, prediction in zip(table.rows, predictions, strict=True):
+        named = {"predicted" if name in ("label", "labels", "value") else name: value for name, value in prediction.items() if name != "id"}
+        columns = with_columns(named)
+        if own := row.keys() & columns.keys():
+            raise UsageError(f"the file has a column {min(own)!r} already, as the predictions do; rename it, or drop --keep-columns")
+        joined.append(row | columns)
+    mark = "\N{BYTE ORDER MARK}" if table.marked else ""
+    return mark + table_of(joined, ";" if (separator, table.separator) == (",", ";") else separator)
 
 
 def separator_of(out: Path) -> str | None:

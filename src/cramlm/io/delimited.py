@@ -39,6 +39,23 @@ def read_delimited(lines: Lines, columns: Sequence[Column], counts: RowCounts, *
         yield Row(line, tuple(None if index is None else from_cell(fields[index], column) for index, column in requested))
 
 
+def read_named_columns(lines: Lines, counts: RowCounts, *, separators: str, limit: int) -> Iterator[dict[str, str]]:
+    """Yield the cells of every row by the name of their column; columns without a name are left out."""
+    records = _records(lines, counts, separators=separators, limit=limit)
+    _, header, _ = next(records)
+    find_columns(counts.path, header, ())
+    for line, fields, fault in records:
+        if fault is not None or len(fields) != len(header):
+            counts.refuse(line, fault or f"{len(fields)} fields, expected {len(header)}")
+        yield {name: cell for name, cell in zip(header, fields, strict=True) if name.strip()}
+
+
+def separator_of(lines: Lines, separators: str) -> str:
+    """Return the separator of a table by its header."""
+    header = next((line for _, _, line in lines if line and line != b"\r"), b"")
+    return _separator_of(header.decode(errors="replace"), separators)
+
+
 def _records(lines: Lines, counts: RowCounts, *, separators: str, limit: int) -> Iterator[tuple[int, list[str], str | None]]:
     """Yield (first line, fields, error or None) of every record."""
     newline: str | None = None  # text of a line end inside quotes, if the header ended in CR or CRLF

@@ -8,13 +8,16 @@ About 180 MB of JSON lines per second on one core.
 
 from __future__ import annotations
 
+import codecs
 import itertools
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from cramlm.config.run import OnBadRow
 from cramlm.errors import DataError, UsageError
-from cramlm.io.delimited import read_delimited
+from cramlm.io.delimited import read_delimited, read_named_columns, separator_of
 from cramlm.io.jsonl import read_jsonl
 from cramlm.io.parquet import ParquetFile
 from cramlm.io.paths import STDIN, FileStamp, file_format, stamp_input
@@ -23,6 +26,7 @@ from cramlm.io.streams import ByteStream, Lines
 from cramlm.records import Emit, Event, count, silent
 
 MAX_RECORD_BYTES = 16_000_000
+_SEPARATORS: Final = {"csv": ",;\t", "tsv": "\t"}
 
 
 class Reader:
@@ -121,8 +125,7 @@ class Reader:
             case "jsonl":
                 return read_jsonl(lines, self.columns, self._counts, limit=self._limit)
             case "csv" | "tsv":
-                separators = ",;\t" if format_ == "csv" else "\t"
-                return read_delimited(lines, self.columns, self._counts, separators=separators, limit=self._limit)
+                return read_delimited(lines, self.columns, self._counts, separators=_SEPARATORS[format_], limit=self._limit)
             case _:
                 return self._text_rows(lines)
 
@@ -163,6 +166,36 @@ class Reader:
                     yield number, line.removesuffix(b"\r").decode()
                 except UnicodeDecodeError as error:
                     self._counts.refuse(number, not_utf8(line, error, offset))
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """All of a local .csv or .tsv file. rows: the cells of columns with a name. marked: the file begins with a byte order mark."""
+
+    rows: list[dict[str, str]]
+    separator: str
+    marked: bool
+
+    @classmethod
+    def read(cls, path: str) -> Table:
+        """Read a file.
+
+        Raises:
+            UsageError: the path is missing, or no local .csv or .tsv file. DataError: as `Reader`.
+        """
+        stamp = _only(stamp_input(path))
+        format_, compression = ("stdin", None) if path == STDIN else file_format(stamp.path)
+        if format_ not in _SEPARATORS or not isinstance(stamp.path, Path):
+            raise UsageError(f"{path}: not a .csv or .tsv file on this machine; only the columns of such a file are kept")
+        with stamp.path.open("rb") as file:
+            marked = file.read(3) == codecs.BOM_UTF8
+
+        def lines() -> Lines:
+            return Lines(ByteStream(stamp, compression=compression).blocks(), limit=MAX_RECORD_BYTES)
+
+        separators, counts = _SEPARATORS[format_], RowCounts(stamp.path, None)
+        rows = list(read_named_columns(lines(), counts, separators=separators, limit=MAX_RECORD_BYTES))
+        return cls(rows, separator_of(lines(), separators), marked)
 
 
 def _only(stamps: list[FileStamp]) -> FileStamp:
