@@ -192,7 +192,7 @@ def compare_on_dev(scorer: DevScorer, candidates: Mapping[str, npt.NDArray[Any]]
     cheapest, *others = candidates
     if not others:
         score = format_metric(metric, scores[cheapest])
-        text = f"{cheapest}: {METRIC_NAMES[metric]} {score} on dev; no other model was fitted to compare with."
+        text = f"{cheapest}: {METRIC_NAMES[metric]} {score} cross-fitted on dev; no other model was fitted to compare with."
         return Verdict(cheapest, False, scores, text)
     best, comparisons = cheapest, []
     for name in others:
