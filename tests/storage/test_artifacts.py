@@ -19,8 +19,26 @@ import pytest
 from artifact_fixtures import NEW, OLD, break_disk, contents, die, fail_at_call, in_child, publish_version, writer
 from cramlm.errors import ArtifactError, EnvironmentFault
 from cramlm.records import silent
-from cramlm.storage.artifacts import MANIFEST, SMALL_FILE, hash_json, open_artifact, publish, publish_file, stage, verify
+from cramlm.storage.artifacts import (
+    MANIFEST,
+    SMALL_FILE,
+    explain_difference,
+    hash_json,
+    open_artifact,
+    publish,
+    publish_file,
+    stage,
+    verify,
+)
 from cramlm.storage.locks import environment_faults, lock, published_path, temporary_name
+
+
+def test_a_stage_that_runs_again_names_the_settings_with_their_values_and_the_data_without_hashes() -> None:
+    old = {"seed": 1, "task": {"train": hash_json(1), "dev": hash_json(2)}, "model": hash_json(3), "teacher": None}
+    new = {"seed": 2, "task": {"train": hash_json(4), "dev": hash_json(2)}, "model": hash_json(5), "teacher": hash_json(6)}
+    reasons = explain_difference(old, new)
+    assert reasons[:3] == ["model changed", "seed 1 -> 2", "task.train changed"]
+    assert reasons[3].startswith("teacher unset -> ")
 
 
 def test_a_published_folder_opens_and_verifies_also_after_it_was_copied_or_moved(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 import sys
 import time
@@ -496,12 +497,14 @@ def confirming(confirm: Callable[[Artifact], None]) -> Iterator[None]:
 
 
 def explain_difference(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Return one 'retriever.k1 1.2 -> 1.5' per field in which two stage keys differ."""
+    """Return one 'retriever.k1 1.2 -> 1.5' per field in which two stage keys differ; 'task.train changed' where both are hashes."""
     reasons = []
     for field in sorted(set(old) | set(new)):
         before, after, where = old.get(field), new.get(field), f"{prefix}{field}"
         if isinstance(before, Mapping) and isinstance(after, Mapping):
             reasons += explain_difference(before, after, f"{where}.")
+        elif before != after and _is_hash(before) and _is_hash(after):
+            reasons.append(f"{where} changed")
         elif before != after:
             reasons.append(f"{where} {_brief(before)} -> {_brief(after)}")
     return reasons
@@ -566,6 +569,10 @@ def _exchange(new: Path, old: Path) -> None:
     old.rename(moved)
     new.rename(old)
     shutil.rmtree(moved, ignore_errors=True)
+
+
+def _is_hash(value: Any) -> bool:
+    return isinstance(value, str) and re.fullmatch(r"[0-9a-f]{64}", value) is not None
 
 
 def _brief(value: Any) -> str:
