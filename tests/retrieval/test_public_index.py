@@ -389,7 +389,7 @@ def test_queries_without_a_judgement_do_not_count(index: cramlm.Index) -> None:
 
 def test_select_takes_texts_without_labels_and_the_settings_of_the_index(folder: Path, tmp_path: Path) -> None:
     arguments = ("select", "--index", folder / "index", "--queries", folder / "queries.csv", "--out", tmp_path / "out", "-k", "1")
-    succeed(*arguments)
+    assert "retrieving with bm25 for 2 queries\n" in succeed(*arguments).stderr
     (row,) = SelectionTable.open(tmp_path / "out").rows()
     best = cramlm.Index.open(folder / "index").search(["the red harbour"], top_k=1)
     assert (row["id"], row["query"], row["text"]) == ("ship", 0, DOCUMENTS["ship"])

@@ -195,7 +195,8 @@ def select_documents(
     def write(folder: Path) -> None:
         kinds = " and ".join(member.kind for member in members_of(config))
         unlabelled = f" and {len(task.unlabelled):,} unlabelled ones" if task.unlabelled else ""
-        emit(Event("start", KIND, f"retrieving with {kinds} for {len(task.train):,} training texts{unlabelled}"))
+        queries = counted(len(task.train), "training text") if task.labels else counted(len(task.train), "query", "queries")
+        emit(Event("start", KIND, f"retrieving with {kinds} for {queries}{unlabelled}"))
         proposal = retriever.propose(corpus, task.queries, emit=emit)
         _Writer(config, corpus, task, folder, emit).write(proposal, bound_of(config))
 
