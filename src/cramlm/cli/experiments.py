@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -41,28 +41,35 @@ ScoredTest = Annotated[str | None, typer.Option("--test", metavar="FILE", help="
 OutOption = Annotated[Path | None, typer.Option("-o", "--out", metavar="DIR", help="Folder (default: runs/TASK-COMMAND).")]
 
 
+@dataclass(frozen=True, slots=True)
+class GridOptions:
+    """Options of `compare` and `ablate`."""
+
+    dev: DevOption = None
+    test: ScoredTest = None
+    corpus: CorpusOption = None
+    unlabelled: UnlabelledOption = None
+    base_model: CheckpointOption = None
+    budget: RunBudgetOption = None
+    preset: PresetOption = None
+    set_: SetOption = None
+    seeds: SeedsOption = "3"
+    seed: SeedList = None
+    labels: LabelsOption = "all"
+    rest_unlabelled: RestOption = False
+    jobs: JobsOption = 1
+    out: OutOption = None
+    overwrite: OverwriteOption = False
+    store: StoreOption = None
+
+
 def compare(
     train: RequiredTrain,
     recipes: Annotated[
         str, typer.Option(metavar="LIST", help="Recipes or config files, like tlm,mine.toml; tlm@init starts from --base-model.")
     ],
-    dev: DevOption = None,
-    test: ScoredTest = None,
-    corpus: CorpusOption = None,
-    unlabelled: UnlabelledOption = None,
-    base_model: CheckpointOption = None,
-    budget: RunBudgetOption = None,
-    preset: PresetOption = None,
-    set_: SetOption = None,
-    seeds: SeedsOption = "3",
-    seed: SeedList = None,
-    labels: LabelsOption = "all",
-    rest_unlabelled: RestOption = False,
-    jobs: JobsOption = 1,
-    out: OutOption = None,
-    overwrite: OverwriteOption = False,
-    store: StoreOption = None,
     *,
+    options: GridOptions,
     rows: RowOptions,
 ) -> None:
     """Compare recipes on one task with equal budgets and seeds.
@@ -73,22 +80,9 @@ def compare(
         cramlm compare --recipes tlm,labels-only,static --train train.csv --corpus raw --budget 10m
         cramlm compare --recipes tlm,static --train train.csv --corpus raw --seed 7 --seed 11 --labels 100
     """
-    from cramlm.experiments.grid import arms_of, default_folder
+    from cramlm.experiments.grid import arms_of
 
-    task = {"train": train, "dev": dev, "test": test, "unlabelled": unlabelled, **asdict(rows)}
-    run = {"init": base_model, "budget": budget, "preset": preset, "rest_unlabelled": rest_unlabelled}
-    common = _grid_fields(task, corpus, set_, **run)
-    out = out or default_folder(train, "compare")
-    _experiment(
-        arms_of(recipes.replace(" ", "").split(",")),
-        common,
-        _seeds(seeds, seed),
-        labels,
-        jobs=jobs,
-        out=out,
-        overwrite=overwrite,
-        store=store,
-    )
+    _experiment("compare", train, arms_of(recipes.replace(" ", "").split(",")), options, rows)
 
 
 def ablate(
@@ -98,23 +92,8 @@ def ablate(
         typer.Option(metavar="KEY=VALUES", help="A setting and its values, like retriever.top_k=0,50; repeated: all combinations."),
     ],
     recipe: Annotated[str, typer.Option(metavar="NAME", help="Recipe or config file to vary.", autocompletion=complete_recipe)] = "tlm",
-    dev: DevOption = None,
-    test: ScoredTest = None,
-    corpus: CorpusOption = None,
-    unlabelled: UnlabelledOption = None,
-    base_model: CheckpointOption = None,
-    budget: RunBudgetOption = None,
-    preset: PresetOption = None,
-    set_: SetOption = None,
-    seeds: SeedsOption = "3",
-    seed: SeedList = None,
-    labels: LabelsOption = "all",
-    rest_unlabelled: RestOption = False,
-    jobs: JobsOption = 1,
-    out: OutOption = None,
-    overwrite: OverwriteOption = False,
-    store: StoreOption = None,
     *,
+    options: GridOptions,
     rows: RowOptions,
 ) -> None:
     """Compare values of a setting on one task with equal budgets.
@@ -124,13 +103,9 @@ def ablate(
     Examples:
         cramlm ablate --over retriever.top_k=0,50,500 --train train.csv --corpus raw --budget 10m
     """
-    from cramlm.experiments.grid import arms_over, default_folder
+    from cramlm.experiments.grid import arms_over
 
-    task = {"train": train, "dev": dev, "test": test, "unlabelled": unlabelled, **asdict(rows)}
-    run = {"init": base_model, "budget": budget, "preset": preset, "rest_unlabelled": rest_unlabelled}
-    common = _grid_fields(task, corpus, set_, **run)
-    out = out or default_folder(train, "ablate")
-    _experiment(arms_over(recipe, over), common, _seeds(seeds, seed), labels, jobs=jobs, out=out, overwrite=overwrite, store=store)
+    _experiment("ablate", train, arms_over(recipe, over), options, rows)
 
 
 def attention(
@@ -166,27 +141,30 @@ def attention(
     print(f"{out / 'heads.svg'}, heads.md, heads.json")
 
 
-def _grid_fields(task: dict[str, Any], corpus: list[str] | None, settings: list[str] | None, **others: Any) -> dict[str, Any]:
-    """Return the fields of `Grid` that both commands have."""
-    return {"task": task, "corpus": tuple(corpus or ()), "settings": tuple(settings or ()), **others}
-
-
-def _seeds(number: str, each: list[int] | None) -> str:
-    """Return the seeds as `read_seeds` reads them."""
-    return number if each is None else ",".join(map(str, each)) + ","
-
-
-def _experiment(
-    arms: Any, common: dict[str, Any], seeds: str, labels: str, *, jobs: int, out: Path, overwrite: bool, store: Path | None
-) -> None:
+def _experiment(command: str, train: str, arms: Any, options: GridOptions, rows: RowOptions) -> None:
+    """Run the grid of a command, and print its table and where it is."""
     from cramlm.cli.console import console_events
     from cramlm.experiments.compare import PLOT, RESULTS, TABLE
     from cramlm.experiments.compare import compare as run_experiment
-    from cramlm.experiments.grid import Grid, read_counts, read_seeds
+    from cramlm.experiments.grid import Grid, default_folder, read_counts, read_seeds
 
-    grid = Grid(arms=arms, seeds=read_seeds(seeds), labels=read_counts(labels), **common)
+    seeds = options.seeds if options.seed is None else ",".join(map(str, options.seed)) + ","  # as `read_seeds` reads a list
+    grid = Grid(
+        arms=arms,
+        seeds=read_seeds(seeds),
+        labels=read_counts(options.labels),
+        task={"train": train, "dev": options.dev, "test": options.test, "unlabelled": options.unlabelled, **asdict(rows)},
+        corpus=tuple(options.corpus or ()),
+        settings=tuple(options.set_ or ()),
+        init=options.base_model,
+        budget=options.budget,
+        preset=options.preset,
+        rest_unlabelled=options.rest_unlabelled,
+    )
+    out = options.out or default_folder(train, command)
+    where: dict[str, Any] = {"out": out, "store": options.store, "overwrite": options.overwrite}
     with stop_on_signals() as stop, console_events() as emit:
-        experiment = run_experiment(grid, out=out, store=store, jobs=jobs, overwrite=overwrite, emit=emit, stop=stop)
+        experiment = run_experiment(grid, **where, jobs=options.jobs, emit=emit, stop=stop)
     print(experiment.table)
     print(f"{out / TABLE}, {f'{PLOT}, ' if (out / PLOT).is_file() else ''}{RESULTS}")
     if experiment.failed:

@@ -10,7 +10,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_type_hints
 
@@ -382,25 +382,24 @@ With the default, two threads next to another busy process are up to a hundred t
 
 
 def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a command that has the fields of `RowOptions` as options in place of a parameter of this type."""
-    parameters = inspect.signature(command, eval_str=True).parameters
-    name = next((name for name, parameter in parameters.items() if parameter.annotation is RowOptions), None)
-    if name is None:
-        return command
-    options = [
-        inspect.Parameter(option, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-        for option, annotation in get_type_hints(RowOptions, include_extras=True).items()
-    ]
-    listed = [
-        option
-        for own in parameters.values()
-        for option in (options if own.name == name else [own.replace(kind=inspect.Parameter.KEYWORD_ONLY)])
-    ]
+    """Return a command that has the fields of dataclasses as options, in place of its parameters of these types."""
+    parameters = inspect.signature(command, eval_str=True).parameters.values()
+    groups: dict[str, Any] = {each.name: each.annotation for each in parameters if is_dataclass(each.annotation)}
+    listed = []
+    for own in parameters:
+        if own.name not in groups:
+            listed.append(own.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+            continue
+        types = get_type_hints(groups[own.name], include_extras=True)
+        listed += [
+            inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=types[field.name])
+            for field in fields(groups[own.name])
+        ]
 
     @functools.wraps(command)
     def flat(**values: Any) -> Any:
-        rows = RowOptions(**{option.name: values.pop(option.name) for option in options})
-        return command(**values, **{name: rows})
+        options = {name: group(**{field.name: values.pop(field.name) for field in fields(group)}) for name, group in groups.items()}
+        return command(**values, **options)
 
     flat.__signature__ = inspect.Signature(listed)  # type: ignore[attr-defined]  # what typer reads
-    return flat
+    return flat if groups else command

@@ -58,7 +58,7 @@ from cramlm.io.machine import available_cores
 from cramlm.io.paths import FileStamp, RemoteFile, name_files
 from cramlm.records import BoolArray, Document, Emit, Event, Int32Array, IntArray, count, silent
 from cramlm.storage.arrays import offsets_of, read_array, save_array, spread
-from cramlm.storage.artifacts import MANIFEST, hash_json, open_artifact, raise_if_checking, shared_stage
+from cramlm.storage.artifacts import MANIFEST, hash_json, open_artifact, published_folders, raise_if_checking, shared_stage
 from cramlm.storage.locks import damage_named, lock, wait_while_locked
 
 KIND: Final = STAGE
@@ -271,9 +271,8 @@ def verify_corpora(path: Path) -> None:
     Raises:
         ArtifactError: a part is missing, damaged, or not the one that a corpus was built from.
     """
-    for table in sorted(path.rglob(TABLE)):
-        if (table.parent / MANIFEST).exists() and not any(".tmp-" in name for name in table.relative_to(path).parts):
-            Corpus.open(table.parent)
+    for folder in published_folders(path, holding=TABLE):
+        Corpus.open(folder)
 
 
 def _open_parts(path: Path, table: Sequence[dict[str, Any]]) -> tuple[Part, ...]:

@@ -546,6 +546,11 @@ def _check_file(path: Path, expected: Mapping[str, Any], *, whole: bool, remedy:
         raise EnvironmentFault(f"{path}: {error.strerror}; check the disk and permissions") from error
 
 
+def published_folders(path: Path, *, holding: str) -> list[Path]:
+    """Return the published folders at or below `path` that hold a file of this name, sorted; temporary folders are skipped."""
+    return sorted(manifest.parent for manifest in _manifests_below(path) if (manifest.parent / holding).exists())
+
+
 def _manifests_below(path: Path) -> Iterator[Path]:
     """Yield the manifests below `path`, skipping temporary folders; published folders are not nested."""
     for folder, subfolders, files in os.walk(path):

@@ -29,7 +29,7 @@ from cramlm.retrieval.bm25.analysis import PLAIN, Analyzer
 from cramlm.retrieval.bm25.search import Queries, Scoring, Statistics, count_in_segments, make_queries, tokenize_texts
 from cramlm.retrieval.bm25.segment import CODE_FORMAT, Segment, SegmentPlan, build_segment, check_analyzer, plan_segments, segment_job
 from cramlm.storage.arrays import offsets_of, spread
-from cramlm.storage.artifacts import MANIFEST, Artifact, hash_json, open_artifact, shared_stage, verify
+from cramlm.storage.artifacts import MANIFEST, Artifact, hash_json, open_artifact, published_folders, shared_stage, verify
 from cramlm.storage.locks import damage_named
 
 KIND: Final = "index"
@@ -198,9 +198,8 @@ def verify_indexes(path: Path) -> None:
     Raises:
         ArtifactError: a segment is missing, damaged, or not the one that an index was built from.
     """
-    for listing in sorted(path.rglob(LISTING)):
-        if (listing.parent / MANIFEST).exists() and not any(".tmp-" in name for name in listing.relative_to(path).parts):
-            Bm25Index.open(listing.parent)
+    for folder in published_folders(path, holding=LISTING):
+        Bm25Index.open(folder)
 
 
 def _listing_of(corpus: Corpus, plans: Sequence[SegmentPlan], paths: Sequence[Path], analyzer: Analyzer) -> dict[str, Any]:
