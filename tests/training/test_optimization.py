@@ -13,7 +13,7 @@ from commands import python
 from cramlm.config.run import OptimizerConfig, ScheduleConfig
 from cramlm.model.model import Model, PackedBatch
 from cramlm.training.objective import objective_of
-from cramlm.training.optimizers import build_optimizer, learning_rate_factor
+from cramlm.training.optimizers import Float32Muon, build_optimizer, learning_rate_factor, orthogonalize
 
 
 def train_a_little(model: Model, optimizer: Any, *, steps: int = 1, **changes: Any) -> None:
@@ -38,6 +38,43 @@ def test_a_muon_update_has_the_same_root_mean_square_for_every_shape() -> None:
     for name, parameter in matrices.items():
         moved = (parameter.detach() - before[name]).square().mean().sqrt()
         assert float(moved) == pytest.approx(0.5 * 0.2 * 0.02, rel=0.25), name  # its singular values are 0.7 to 1.2, not 1
+
+
+@pytest.mark.parametrize("shape", [(24, 8), (8, 24), (12, 12)])
+def test_muon_in_float32_is_torchs_muon_up_to_the_rounding_of_bf16(shape: tuple[int, int]) -> None:
+    generator = torch.Generator().manual_seed(1)
+    start = torch.randn(shape, generator=generator)
+    ours, theirs = torch.nn.Parameter(start.clone()), torch.nn.Parameter(start.clone())
+    settings: dict[str, Any] = {"lr": 0.1, "weight_decay": 0.1, "momentum": 0.9, "adjust_lr_fn": "match_rms_adamw"}
+    optimizers = Float32Muon([ours], **settings), torch.optim.Muon([theirs], **settings)
+    for _ in range(5):
+        ours.grad = torch.randn(shape, generator=generator)
+        theirs.grad = ours.grad.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+    torch.testing.assert_close(optimizers[0].state[ours], optimizers[1].state[theirs])
+    moved, expected = (each.detach() - start for each in (ours, theirs))
+    assert float((moved - expected).norm() / expected.norm()) < 0.02
+    in_bf16 = orthogonalize(start.bfloat16(), (3.4445, -4.775, 2.0315), 5, 1e-7)
+    torch.testing.assert_close(orthogonalize(start, (3.4445, -4.775, 2.0315), 5, 1e-7), in_bf16.float(), atol=0.03, rtol=0.03)
+
+
+@pytest.mark.parametrize(("capability", "expected"), [("avx512_bf16", torch.optim.Muon), ("avx2", Float32Muon)])
+def test_newton_schulz_iterations_are_in_float32_on_a_processor_without_bf16(
+    capability: str, expected: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch emulates bf16 there, forty times as slowly."""
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {capability: True})
+    built: list[type] = []
+    original = torch.optim.Optimizer.__init__
+
+    def recording(self: torch.optim.Optimizer, *arguments: Any) -> None:
+        built.append(type(self))
+        original(self, *arguments)
+
+    monkeypatch.setattr(torch.optim.Optimizer, "__init__", recording)
+    build_optimizer(make_model(), OptimizerConfig(kind="muon"))
+    assert built == [expected, torch.optim.AdamW]
 
 
 def test_adamw_is_torchs_adamw_with_decay_on_matrices_only() -> None:
