@@ -291,9 +291,10 @@ def explain(
     model_part: ModelPartOption = "combined",
     as_json: JsonOption = False,
 ) -> None:
-    """Show what each word contributes to the label of a text, or of a pair of texts.
+    """Show what each word contributes to the label of a text.
 
-    The contribution is the decrease of the label's log-odds without the word. Of a run, also the nearest retrieved passages are shown.
+    The contribution is the decrease of the label's log-odds without the word. Of a pair, the words of both texts are shown; of a run, also
+    the nearest retrieved passages.
 
     Examples:
         cramlm explain runs/mine "aspirin irreversibly inhibits COX-1"
