@@ -32,7 +32,7 @@ from cramlm.evaluation.kinds import KINDS, DevScorer
 from cramlm.evaluation.logit_adjustment import TAUS, logit_adjustments
 from cramlm.linear import fit as fit_module
 from cramlm.linear.features import VARIANTS
-from cramlm.linear.fit import VECTOR_WEIGHTS, LinearFit, SearchSpace, TaskFeatures, _Spans, fit_linear, markers_of
+from cramlm.linear.fit import VECTOR_WEIGHTS, LinearFit, SearchSpace, Spans, TaskFeatures, fit_linear, markers_of
 from cramlm.linear.solvers import inner_products
 from cramlm.records import PAIR_BOUNDARY, Event, Example, Task, TaskKind
 from cramlm.text.markers import MIN_TEXTS
@@ -194,7 +194,7 @@ def test_every_weight_of_text_vectors_is_tried_and_the_model_has_the_score_of_th
 @pytest.mark.parametrize("weight", VECTOR_WEIGHTS)
 def test_rows_with_text_vectors_have_the_coordinates_of_the_joined_matrix(weight: float) -> None:
     rows = TaskFeatures(topic_task(), VECTORS, seed=0).rows("words")
-    span = _Spans(rows).of(weight)
+    span = Spans(rows).of(weight)
     train, dev = rows.matrices(weight)
     assert train.shape[1] == rows.tfidf.width + VECTORS.directions.shape[1]
     np.testing.assert_allclose(span.coordinates.rows @ span.coordinates.rows.T, (train @ train.T).toarray(), atol=1e-4)

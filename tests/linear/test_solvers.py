@@ -214,3 +214,20 @@ def schemes(sizes: tuple[int, ...]) -> set[tuple[str, str]]:
     rows = tuple(Example(name, name, None, name) for name, size in zip(names, sizes, strict=True) for _ in range(size))
     solver = SOLVERS["classification"]
     return set(solver.schemes(solver.targets(Task(rows, rows, (), names, False))))
+
+
+@pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize("weights", ["uniform", "balanced"])
+@pytest.mark.parametrize(("scheme", "labels", "dense"), [("multinomial", 4, True), ("one-vs-rest", 4, True), ("one-vs-rest", 3, False)])
+def test_a_row_of_weight_two_counts_like_the_row_twice(scheme: Scheme, labels: int, dense: bool, weights: ClassWeights) -> None:
+    rows, targets, other = problem(labels, texts=60)
+    twice = np.arange(len(targets)) % 3 == 0
+    repeated = scipy.sparse.vstack([rows, rows[twice]], format="csr")
+    of_repeated = fitted(
+        repeated.toarray() if dense else repeated, np.concatenate([targets, targets[twice]]), scheme, weights, c=3.0, outputs=labels
+    )
+    row_weights = np.where(twice, 2, 1).astype(np.float32)
+    fit = SOLVERS["classification"].fitter(
+        rows.toarray() if dense else rows, targets, scheme, weights, outputs=labels, seed=0, weights=row_weights
+    )
+    np.testing.assert_allclose(fit(3.0).scores(other), of_repeated.scores(other), atol=5e-3)

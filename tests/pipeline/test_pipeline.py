@@ -399,11 +399,12 @@ def test_unlabelled_texts_are_queries_and_passages_of_every_stage_that_reads_raw
     assert len(np.load(next((folder / "teacher").glob("passages-*.npy")))) >= retrieved + 30
     assert "zebra7" in json.loads((folder / "bayes/linear.json").read_bytes())["terms"]["unigrams"]
     assert json.loads((folder / "baseline/fit.json").read_bytes())["train_texts"] == 40
+    assert json.loads((folder / "static/fit.json").read_bytes())["unlabelled_weight"] == 3
 
     events = events_of(config | {"task": tiny_config(paths)["task"]}, folder, tmp_path / "store")
     of_kind = {kind: {event.stage for event in events if event.kind == kind} for kind in ("up_to_date", "stale")}
     assert "baseline" in of_kind["up_to_date"]
-    assert {"task", "selection", "bayes", "phase-1-joint"} <= of_kind["stale"]
+    assert {"task", "selection", "bayes", "static", "phase-1-joint"} <= of_kind["stale"]
 
 
 def test_a_recipe_that_reads_no_raw_text_ignores_unlabelled_texts_and_a_config_without_corpus_is_refused() -> None:

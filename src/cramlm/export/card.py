@@ -240,7 +240,7 @@ def _parts(facts: Mapping[str, Any], phases: Sequence[PhaseConfig]) -> list[Part
         parts.append(Part("distribution alignment", f"{text} of the training texts."))
     if config.get("task", {}).get("unlabelled"):
         text = "Unlabelled texts of the task: they retrieved raw text, too, and were learned from like retrieved text"
-        parts.append(Part("unlabelled texts of the task", f"{text}."))
+        parts.append(Part("unlabelled texts of the task", f"{text}; the model `static` was self-trained on them."))
     for phase in phases:
         for term in phase.terms_of(Distil):
             if term.teacher != LINEAR_TEACHER:

@@ -28,21 +28,25 @@ NAIVE_BAYES: Final = "naive-bayes"
 @dataclass(frozen=True, slots=True)
 class Setting:
     """Of a regression (linear/solvers.py). c: inverse L2 regularization. class_weights: balanced gives each label the same total
-    weight. vector_weight: length of the text vector beside a TF-IDF row of length 1; 0 without text vectors.
+    weight. vector_weight: length of the text vector beside a TF-IDF row of length 1; 0 without text vectors. unlabelled_weight: of all
+    unlabelled texts together, as a multiple of the number of labelled ones; 0 without self-training (linear/self_training.py).
     """
 
     scheme: Scheme
     class_weights: ClassWeights
     c: float
     vector_weight: float = 0.0
+    unlabelled_weight: float = 0.0
 
     def __str__(self) -> str:
         vectors = f", vector weight {self.vector_weight:g}" if self.vector_weight else ""
-        return f"{self.scheme}, {self.class_weights} class weights, C = {self.c:g}{vectors}"
+        unlabelled = f", unlabelled weight {self.unlabelled_weight:g}" if self.unlabelled_weight else ""
+        return f"{self.scheme}, {self.class_weights} class weights, C = {self.c:g}{vectors}{unlabelled}"
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values; `read_setting` reads them."""
-        return {"scheme": self.scheme, "class_weights": self.class_weights, "c": self.c, "vector_weight": self.vector_weight}
+        values: dict[str, Any] = {"scheme": self.scheme, "class_weights": self.class_weights, "c": self.c}
+        return {**values, "vector_weight": self.vector_weight, "unlabelled_weight": self.unlabelled_weight}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +77,8 @@ def read_setting(values: Mapping[str, Any]) -> Setting | BayesSetting:
         return BayesSetting(float(values["passage_weight"]), float(values["scale"]))
     if scheme not in get_args(Scheme) or values["class_weights"] not in get_args(ClassWeights):
         raise ValueError("scheme or class_weights is none of the known ones")
-    return Setting(scheme, values["class_weights"], float(values["c"]), float(values["vector_weight"]))
+    unlabelled_weight = float(values.get("unlabelled_weight", 0.0))  # missing in models of before self-training
+    return Setting(scheme, values["class_weights"], float(values["c"]), float(values["vector_weight"]), unlabelled_weight)
 
 
 def is_linear(folder: Path) -> bool:

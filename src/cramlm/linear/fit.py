@@ -279,7 +279,7 @@ class _Search:
     def __init__(self, task: Task, space: SearchSpace) -> None:
         self._solver, self._outputs, self._seed = SOLVERS[task.kind], len(task.labels), space.seed
         self._targets = self._solver.targets(task.with_label_texts)
-        self._spans: _Spans | None = None
+        self._spans: Spans | None = None
         self.dev: DevCandidates[Setting] = DevCandidates(task, space.metric)
         self.best: tuple[VariantRows, Coefficients]
 
@@ -315,11 +315,11 @@ class _Search:
                 break
             last = score
 
-    def _span(self, rows: VariantRows, vector_weight: float) -> _Span:
+    def _span(self, rows: VariantRows, vector_weight: float) -> Span:
         """The training rows in coordinates. What the last call computed is shared with this one where the rows are the same."""
         if self._spans is None or self._spans.rows is not rows:
             self._spans = None  # frees its matrices first
-            self._spans = _Spans(rows)
+            self._spans = Spans(rows)
         return self._spans.of(vector_weight)
 
     def _fitter(self, train: Any, rows: VariantRows, scheme: Scheme, class_weights: ClassWeights) -> Fitter:
@@ -334,15 +334,15 @@ class _Search:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Span:
+class Span:
     """Training rows in coordinates of the space that they span, and the dev rows in these coordinates, (m, n)."""
 
     coordinates: Coordinates
     dev: FloatArray
 
 
-class _Spans:
-    """`_Span` of the rows of one variant for any weight of text vectors; the last one is kept.
+class Spans:
+    """`Span` of the rows of one variant for any weight of text vectors; the last one is kept.
 
     The inner products of rows with text vectors of weight w beside them are those of the TF-IDF rows, which are computed once, and w^2
     times those of the vectors.
@@ -351,15 +351,15 @@ class _Spans:
     def __init__(self, rows: VariantRows) -> None:
         self.rows = rows
         self._products: tuple[FloatArray, FloatArray] | None = None  # of the TF-IDF rows, if they are needed again
-        self._last: tuple[float, _Span] | None = None
+        self._last: tuple[float, Span] | None = None
 
-    def of(self, vector_weight: float) -> _Span:
+    def of(self, vector_weight: float) -> Span:
         if self._last is not None and self._last[0] == vector_weight:
             return self._last[1]
         self._last = None  # frees its matrices first
         train, dev = self._inner_products(vector_weight)
         coordinates = Coordinates.of(train)
-        span = _Span(coordinates, coordinates.transform(dev))
+        span = Span(coordinates, coordinates.transform(dev))
         self._last = vector_weight, span
         return span
 

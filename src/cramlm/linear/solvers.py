@@ -90,8 +90,21 @@ class Solver(Protocol):
     def schemes(self, targets: Any) -> tuple[tuple[Scheme, ClassWeights], ...]:
         """The candidates: schemes and class weights, in order."""
 
-    def fitter(self, rows: Any, targets: Any, scheme: Scheme, class_weights: ClassWeights, *, outputs: int, seed: int) -> Fitter:
-        """Return a function from C to the model fitted on a matrix (n, features), dense or CSR. Each call starts from the last model."""
+    def fitter(
+        self,
+        rows: Any,
+        targets: Any,
+        scheme: Scheme,
+        class_weights: ClassWeights,
+        *,
+        outputs: int,
+        seed: int,
+        weights: FloatArray | None = None,
+    ) -> Fitter:
+        """Return a function from C to the model fitted on a matrix (n, features), dense or CSR. Each call starts from the last model.
+
+        weights: of the rows, (n,); None = 1.
+        """
 
     def logits(self, scheme: Scheme, scores: FloatArray) -> FloatArray:
         """Convert decision values to logits as an encoder has them (evaluation/kinds.py), float32 (n, outputs)."""
@@ -111,9 +124,20 @@ class ClassificationSolver:
         names: tuple[Scheme, ...] = ("one-vs-rest",) if len(sizes) <= 2 else ("multinomial", "one-vs-rest")
         return tuple((scheme, each) for scheme in names for each in weights)
 
-    def fitter(self, rows: Any, targets: Any, scheme: Scheme, class_weights: ClassWeights, *, outputs: int, seed: int) -> Fitter:
+    def fitter(
+        self,
+        rows: Any,
+        targets: Any,
+        scheme: Scheme,
+        class_weights: ClassWeights,
+        *,
+        outputs: int,
+        seed: int,
+        weights: FloatArray | None = None,
+    ) -> Fitter:
         present = np.unique(targets)
-        fit_present = self._fitter_of_present(rows, targets, scheme, class_weights, seed)
+        row_weights = np.ones(len(targets), np.float32) if weights is None else weights
+        fit_present = self._fitter_of_present(rows, targets, scheme, class_weights, seed, row_weights)
 
         def fit(c: float) -> Coefficients:
             fitted = Coefficients(np.zeros((rows.shape[1], outputs), np.float32), np.full(outputs, _ABSENT, np.float32))
@@ -123,16 +147,18 @@ class ClassificationSolver:
 
         return fit
 
-    def _fitter_of_present(self, rows: Any, targets: Any, scheme: Scheme, class_weights: ClassWeights, seed: int) -> Fitter:
+    def _fitter_of_present(
+        self, rows: Any, targets: Any, scheme: Scheme, class_weights: ClassWeights, seed: int, weights: FloatArray
+    ) -> Fitter:
         """A fitter of the labels that have a row, in ascending order."""
         present, ids = np.unique(targets, return_inverse=True)
         if len(present) == 1:
             return lambda c: _zeros(rows, 1)
         match scheme:
             case "multinomial":
-                return _multinomial_fitter(rows, ids, class_weights)
+                return _multinomial_fitter(rows, ids, class_weights, weights)
             case "one-vs-rest" if len(present) == 2:  # one vector
-                fit_second = _binary_fitter(rows, ids[:, None] == 1, class_weights, seed)
+                fit_second = _binary_fitter(rows, ids[:, None] == 1, class_weights, seed, weights)
 
                 def fit_both(c: float) -> Coefficients:
                     second = fit_second(c)
@@ -140,7 +166,7 @@ class ClassificationSolver:
 
                 return fit_both
             case "one-vs-rest":
-                return _binary_fitter(rows, ids[:, None] == np.arange(len(present)), class_weights, seed)
+                return _binary_fitter(rows, ids[:, None] == np.arange(len(present)), class_weights, seed, weights)
             case "ridge":
                 raise AssertionError("ridge regression is for numbers")
             case _:
@@ -165,10 +191,22 @@ class MultiLabelSolver:
     def schemes(self, targets: Any) -> tuple[tuple[Scheme, ClassWeights], ...]:
         return (("one-vs-rest", "balanced"), ("one-vs-rest", "uniform"))  # with uniform weights rare labels are hardly ever predicted
 
-    def fitter(self, rows: Any, targets: Any, scheme: Scheme, class_weights: ClassWeights, *, outputs: int, seed: int) -> Fitter:
+    def fitter(
+        self,
+        rows: Any,
+        targets: Any,
+        scheme: Scheme,
+        class_weights: ClassWeights,
+        *,
+        outputs: int,
+        seed: int,
+        weights: FloatArray | None = None,
+    ) -> Fitter:
         positive = targets > 0
         varied = np.flatnonzero(positive.any(axis=0) & ~positive.all(axis=0))
-        fit_binary = _binary_fitter(rows, positive[:, varied], class_weights, seed) if len(varied) else lambda c: _zeros(rows, 0)
+        row_weights = np.ones(len(targets), np.float32) if weights is None else weights
+        columns = positive[:, varied]
+        fit_binary = _binary_fitter(rows, columns, class_weights, seed, row_weights) if len(varied) else lambda c: _zeros(rows, 0)
 
         def fit(c: float) -> Coefficients:
             bias = np.where(positive.all(axis=0), -_ABSENT, _ABSENT).astype(np.float32)  # of labels on which all rows agree
@@ -192,15 +230,25 @@ class RegressionSolver:
     def schemes(self, targets: Any) -> tuple[tuple[Scheme, ClassWeights], ...]:
         return (("ridge", "uniform"),)
 
-    def fitter(self, rows: Any, targets: Any, scheme: Scheme, class_weights: ClassWeights, *, outputs: int, seed: int) -> Fitter:
+    def fitter(
+        self,
+        rows: Any,
+        targets: Any,
+        scheme: Scheme,
+        class_weights: ClassWeights,
+        *,
+        outputs: int,
+        seed: int,
+        weights: FloatArray | None = None,
+    ) -> Fitter:
         from sklearn.linear_model import Ridge
 
         solver = "sparse_cg" if scipy.sparse.issparse(rows) else "cholesky"
 
         def fit(c: float) -> Coefficients:
-            model = Ridge(alpha=1 / c, solver=solver).fit(_with_columns(rows), targets)
-            weights = model.coef_.reshape(-1, 1)[: rows.shape[1]].astype(np.float32)
-            return Coefficients(weights, np.array([model.intercept_], dtype=np.float32))
+            model = Ridge(alpha=1 / c, solver=solver).fit(_with_columns(rows), targets, sample_weight=weights)
+            fitted = model.coef_.reshape(-1, 1)[: rows.shape[1]].astype(np.float32)
+            return Coefficients(fitted, np.array([model.intercept_], dtype=np.float32))
 
         return fit
 
@@ -314,12 +362,15 @@ def _log_losses(positive: BoolArray, row_weights: FloatArray) -> Loss:
     return loss
 
 
-def _multinomial_fitter(rows: Any, ids: IntArray, class_weights: ClassWeights) -> Fitter:
-    """Return a function from C to a multinomial regression of the labels 0, 1, ..., fitted from the last coefficients. ids: (n,)."""
-    sizes = np.bincount(ids)
-    uniform = class_weights == "uniform"
-    row_weights = np.ones(len(ids), np.float32) if uniform else (len(ids) / (len(sizes) * sizes[ids])).astype(np.float32)
-    loss, start = _cross_entropy(ids, row_weights), _zeros(rows, len(sizes))
+def _multinomial_fitter(rows: Any, ids: IntArray, class_weights: ClassWeights, weights: FloatArray) -> Fitter:
+    """Return a function from C to a multinomial regression of the labels 0, 1, ..., fitted from the last coefficients.
+
+    ids: (n,). weights: of the rows, (n,).
+    """
+    sizes = np.bincount(ids, weights=weights)
+    if class_weights == "balanced":
+        weights = (weights * (sizes.sum() / (len(sizes) * sizes[ids]))).astype(np.float32)
+    loss, start = _cross_entropy(ids, weights), _zeros(rows, len(sizes))
 
     def fit(c: float) -> Coefficients:
         nonlocal start
@@ -329,8 +380,8 @@ def _multinomial_fitter(rows: Any, ids: IntArray, class_weights: ClassWeights) -
     return fit
 
 
-def _binary_fitter(rows: Any, positive: BoolArray, class_weights: ClassWeights, seed: int) -> Fitter:
-    """Return a function from C to a binary regression for each column of `positive`, (n, labels).
+def _binary_fitter(rows: Any, positive: BoolArray, class_weights: ClassWeights, seed: int, weights: FloatArray) -> Fitter:
+    """Return a function from C to a binary regression for each column of `positive`, (n, labels). weights: of the rows, (n,).
 
     liblinear fits a sparse matrix, one label after another. L-BFGS fits all labels of a dense matrix together, from the last coefficients,
     which takes a fifth of the time with 13 labels. Both regularize the intercept like a weight.
@@ -341,16 +392,16 @@ def _binary_fitter(rows: Any, positive: BoolArray, class_weights: ClassWeights, 
         def fit_one_by_one(c: float) -> Coefficients:
             fitted = _zeros(rows, positive.shape[1])
             for label in range(positive.shape[1]):
-                model = _liblinear(doubles, positive[:, label], c, class_weights, seed)
+                model = _liblinear(doubles, positive[:, label], c, class_weights, seed, weights)
                 fitted.weights[:, label], fitted.bias[label] = model.coef_[0, : rows.shape[1]], model.intercept_[0]
             return fitted
 
         return fit_one_by_one
 
-    count = positive.sum(axis=0)
-    row_weights = np.ones(positive.shape, dtype=np.float32)
+    row_weights = np.repeat(weights[:, None], positive.shape[1], axis=1)
     if class_weights == "balanced":
-        row_weights = (len(positive) / (2 * np.where(positive, count, len(positive) - count))).astype(np.float32)
+        count, total = weights.astype(np.float64) @ positive, weights.sum(dtype=np.float64)
+        row_weights *= (total / (2 * np.where(positive, count, total - count))).astype(np.float32)
     loss, start = _log_losses(positive, row_weights), _zeros(rows, positive.shape[1])
 
     def fit_together(c: float) -> Coefficients:
@@ -361,16 +412,17 @@ def _binary_fitter(rows: Any, positive: BoolArray, class_weights: ClassWeights, 
     return fit_together
 
 
-def _liblinear(rows: Any, positive: BoolArray, c: float, class_weights: ClassWeights, seed: int) -> Any:
+def _liblinear(rows: Any, positive: BoolArray, c: float, class_weights: ClassWeights, seed: int, weights: FloatArray) -> Any:
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
 
-    balanced = "balanced" if class_weights == "balanced" else None
+    count, total = float(weights.astype(np.float64) @ positive), float(weights.sum(dtype=np.float64))
+    balanced = {0: total / (2 * (total - count)), 1: total / (2 * count)} if class_weights == "balanced" else None
     passes = min(_PASSES[1], max(_PASSES[0], _MAX_VISITS // max(rows.nnz, 1)))
     model = LogisticRegression(C=c, class_weight=balanced, random_state=seed, max_iter=passes, **_LIBLINEAR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # stopping a little early at large C is as good on dev
-        return model.fit(rows, positive.astype(np.int64))
+        return model.fit(rows, positive.astype(np.int64), sample_weight=weights)
 
 
 def _zeros(rows: Any, outputs: int) -> Coefficients:

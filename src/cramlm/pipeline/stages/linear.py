@@ -20,6 +20,7 @@ from cramlm.linear.bayes import bayes_reads_seed, fit_bayes
 from cramlm.linear.cooccurrence import build_word_vectors, token_embeddings
 from cramlm.linear.fit import FEW_TEXTS, LinearFit, SearchSpace, fit_linear, fit_reads_seed
 from cramlm.linear.model import LinearModel
+from cramlm.linear.self_training import reads_unlabelled, self_trained, self_training_reads_seed
 from cramlm.linear.word_vectors import WordVectors
 from cramlm.model.tokenizer import UNCUT
 from cramlm.pipeline.context import EncodedTexts, RunContext, RunPlan, SelectedPassages, Stage, fingerprint, write_json
@@ -69,6 +70,7 @@ FIT_FACTS: Final = (
     "class_weights",
     "c",
     "vector_weight",
+    "unlabelled_weight",
     "passage_weight",
     "scale",
     "tau",
@@ -106,21 +108,33 @@ def fit_naive_bayes(run: RunContext, selection: SelectedPassages) -> Artifact | 
     return run.build(Stage("bayes", 1, settings, inputs, write, unused=unused))
 
 
-def fit_static(run: RunContext, corpus: Corpus, baseline: Artifact | None) -> Artifact:
-    """Fit a linear model on TF-IDF and averaged word vectors of the corpus.
+def fit_static(run: RunContext, corpus: Corpus, baseline: Artifact | None, bayes: Artifact | None) -> Artifact:
+    """Fit a linear model on TF-IDF and averaged word vectors of the corpus; with unlabelled texts, self-train it on them.
 
-    With more than `FEW_TEXTS` training texts only the baseline's variant of TF-IDF is tried, to save time.
+    With more than `FEW_TEXTS` training texts only the baseline's variant of TF-IDF is tried, to save time. bayes: labels the unlabelled
+    texts together with the others.
     """
     words = build_word_vectors(corpus, run.store, emit=run.emit)
+    others = {name: model for name, model in (("tfidf", baseline), ("bayes", bayes)) if model is not None}
+    reads_more = reads_unlabelled(run.task)
 
     def write(target: Path) -> None:
         searched = search_space(run.config)
         if baseline is not None and len(run.task.train) > FEW_TEXTS:
             searched = replace(searched, variants=(LinearModel.load(baseline.path).tfidf.variant,))
-        _save(fit_linear(run.task, searched, stage="static", vectors=WordVectors.load(words.path), emit=run.emit), target)
+        fit = fit_linear(run.task, searched, stage="static", vectors=WordVectors.load(words.path), emit=run.emit)
+        if reads_more:
+            loaded = {name: LinearModel.load(model.path) for name, model in others.items()}
+            fit = self_trained(fit, loaded, run.task, searched, stage="static", emit=run.emit)
+        _save(fit, target)
 
-    inputs = {"task": _task(run.task), "words": words.fingerprint, "baseline": None if baseline is None else model_fingerprint(baseline)}
-    return run.build(Stage("static", _STATIC_VERSION, _settings(run.config), inputs, write, unused=_unused(run.task)))
+    inputs: dict[str, Any] = {"task": _task(run.task), "words": words.fingerprint}
+    inputs |= {"baseline": None if baseline is None else model_fingerprint(baseline)}
+    if reads_more:
+        labelling = {name: model_fingerprint(model) for name, model in others.items()}
+        inputs["self_training"] = {"unlabelled": task_fingerprint(run.task)["unlabelled"], "labelled_by": labelling}
+    unused = () if self_training_reads_seed(run.task) else _unused(run.task)
+    return run.build(Stage("static", _STATIC_VERSION, _settings(run.config), inputs, write, unused=unused))
 
 
 def _unused(task: Task) -> tuple[str, ...]:

@@ -1,0 +1,142 @@
+"""Self-training: `static` fitted once more, on the unlabelled texts of the task as well, with the labels that the linear models give them.
+
+The fitted linear models together label the unlabelled texts (teacher.py). A text counts as much as its label is probable, and all of them
+together `UNLABELLED_WEIGHT` times as much as the labelled texts. The vocabulary of TF-IDF comes from both, so that words which no labelled
+text has get weights. Labels are hard: a regression that is fitted to its own probabilities stays what it is (Scudder 1965, "Probability of
+error of some adaptive pattern-recognition machines"; Lee 2013, "Pseudo-label").
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from cramlm.evaluation.calibration import calibrate
+from cramlm.evaluation.kinds import KINDS, METRIC_NAMES, DevScorer, format_metric
+from cramlm.linear.files import Setting
+from cramlm.linear.fit import FEW_TEXTS, DevCandidates, LinearFit, SearchSpace, Spans, TaskFeatures
+from cramlm.linear.model import LinearModel
+from cramlm.linear.solvers import SOLVERS, on_one_blas_thread
+from cramlm.linear.teacher import Teacher, aligned
+from cramlm.records import Emit, Event, Example, FloatArray, Task, silent
+
+UNLABELLED_WEIGHT: Final = 3.0
+"""Of all unlabelled texts together, as a multiple of the number of labelled ones; 1 to 10 give equal scores (docs/log.md)."""
+MAX_UNLABELLED: Final = 5000
+"""Of more unlabelled texts a random sample is read: the inner products of all texts take 4 bytes for each pair."""
+MAX_LOSS_INCREASE: Final = 0.1
+"""In calibrated dev loss, nats per text: texts of another kind than the task's give labels that raise it."""
+MAX_SCORE_DECREASE: Final = 0.05
+"""In dev score. A smaller decrease is the luck of the search, which took the best of hundreds of models; a larger one means that the labels
+of the unlabelled texts are wrong, mostly those of rare labels."""
+_SAMPLE_STREAM: Final = 0x5E1F
+
+
+def reads_unlabelled(task: Task) -> bool:
+    """Return True if `self_trained` uses the unlabelled texts of the task: single labels, and at most `FEW_TEXTS` labelled texts."""
+    return task.kind == "classification" and bool(task.unlabelled) and len(task.with_label_texts.train) <= FEW_TEXTS
+
+
+def self_training_reads_seed(task: Task) -> bool:
+    """Return True if `self_trained` samples the unlabelled texts."""
+    return reads_unlabelled(task) and len(task.unlabelled) > MAX_UNLABELLED
+
+
+@on_one_blas_thread
+def self_trained(
+    fit: LinearFit, others: Mapping[str, LinearModel], task: Task, space: SearchSpace, *, stage: str, emit: Emit = silent
+) -> LinearFit:
+    """Return `fit` after self-training in the same variant, scheme and weights; or `fit`, if that is far better on dev.
+
+    C is the one with the lowest calibrated dev loss: the dev score of a few rare labels would decide by chance. others: the other linear
+    models of the task by name, which label the unlabelled texts together with `fit`. stage: the name under which events are emitted. The
+    same arguments give the same result.
+    """
+    assert reads_unlabelled(task), "self-training needs unlabelled texts and single labels"
+    began = time.perf_counter()
+    model, unlabelled = fit.model, _sample(task.unlabelled, space.seed)
+    assert isinstance(model.setting, Setting), "naive Bayes reads unlabelled texts itself"
+    emit(Event("start", stage, f"self-training on {len(unlabelled):,} of {len(task.unlabelled):,} unlabelled texts"))
+    learned, weights = _with_labels(task, unlabelled, Teacher.of({**others, "static": model}, task, metric=space.metric))
+    rows = TaskFeatures(learned, model.vectors, seed=space.seed, markers=model.tfidf.markers).rows(model.tfidf.variant)
+    setting, solver, dev = (
+        replace(model.setting, unlabelled_weight=UNLABELLED_WEIGHT),
+        SOLVERS[task.kind],
+        DevCandidates[Setting](task, space.metric),
+    )
+    span = Spans(rows).of(setting.vector_weight)
+    targets, chosen, lowest = solver.targets(learned)[rows.kept], None, math.inf
+    fitter = solver.fitter(
+        span.coordinates.rows,
+        targets,
+        setting.scheme,
+        setting.class_weights,
+        outputs=len(task.labels),
+        seed=space.seed,
+        weights=weights[rows.kept],
+    )
+    for c in sorted(space.c):
+        coefficients = fitter(c)
+        logits = solver.logits(setting.scheme, coefficients.scores(span.dev))
+        candidate = dev.add(rows.tfidf.variant, replace(setting, c=c), logits)
+        if (loss := _dev_loss(logits + dev.adjustment(candidate), task, space.metric)) < lowest:
+            chosen, lowest = (candidate, coefficients), loss
+    assert chosen is not None, "there is at least one C"
+    candidate, coefficients = chosen
+    seconds = fit.seconds + time.perf_counter() - began
+    tried, predictions = (*fit.tried, *dev.tried), np.unique(np.concatenate([fit.predictions, dev.distinct_predictions()]), axis=0)
+    before = _dev_loss(model.logits([example.divided_text for example in task.dev]), task, space.metric)
+    if lowest > before + MAX_LOSS_INCREASE or candidate.score < fit.score - MAX_SCORE_DECREASE:
+        scores = " without, ".join(format_metric(space.metric, score) for score in (fit.score, candidate.score))
+        emit(
+            Event(
+                "done",
+                stage,
+                f"self-training left out: {METRIC_NAMES[space.metric]} on dev {scores} with it; loss {before:.2f}, {lowest:.2f} nats",
+            )
+        )
+        return replace(fit, tried=tried, predictions=predictions, seconds=seconds)
+    trained = replace(
+        model,
+        tfidf=rows.tfidf,
+        coefficients=span.coordinates.restore(coefficients, *rows.train_parts(setting.vector_weight)),
+        setting=candidate.setting,
+        adjustment=dev.adjustment(candidate),
+        tau=candidate.tau,
+    )
+    emit(Event("done", stage, f"self-trained, {dev.message(candidate)}", data={"score": candidate.score}))
+    return replace(fit, model=trained, score=candidate.score, tried=tried, predictions=predictions, seconds=seconds)
+
+
+def _with_labels(task: Task, unlabelled: Sequence[Example], teacher: Teacher) -> tuple[Task, FloatArray]:
+    """The task with the labels of the teacher on unlabelled texts, after the training and label texts; and the weights of all, (n,).
+
+    The mean of the teacher's probabilities is aligned with the label frequencies of the training texts.
+    """
+    probabilities = aligned(teacher.soft_labels([example.divided_text for example in unlabelled]), teacher.label_counts)
+    labels = [task.labels[number] for number in probabilities.argmax(axis=1).tolist()]
+    known = task.with_label_texts.train
+    learned = (*known, *(replace(text, label=label) for text, label in zip(unlabelled, labels, strict=True)))
+    confidence = probabilities.max(axis=1)
+    weights = UNLABELLED_WEIGHT * len(known) * confidence / confidence.sum()
+    return replace(task, train=learned, label_texts=()), np.concatenate([np.ones(len(known)), weights]).astype(np.float32)
+
+
+def _sample(texts: Sequence[Example], seed: int) -> Sequence[Example]:
+    """At most `MAX_UNLABELLED` texts, in their order."""
+    if len(texts) <= MAX_UNLABELLED:
+        return texts
+    random = np.random.Generator(np.random.Philox(key=[seed, _SAMPLE_STREAM]))
+    return [texts[index] for index in np.sort(random.permutation(len(texts))[:MAX_UNLABELLED]).tolist()]
+
+
+def _dev_loss(logits: FloatArray, task: Task, metric: str) -> float:
+    """The calibrated loss of dev logits (texts, labels) in nats per text."""
+    log_prior = -KINDS[task.kind].negative_log_prior([str(example.label) for example in task.train], task.labels)
+    truth = DevScorer.of(task, metric).truth.astype(np.int64)
+    return calibrate(KINDS[task.kind].outputs(logits), truth, log_prior).loss
