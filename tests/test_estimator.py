@@ -290,7 +290,7 @@ def test_bad_input_is_refused_with_its_index_before_anything_is_written(change: 
         ({"recipe": "tlm-small:chemprot:x"}, "recipe 'tlm-small:chemprot:x': the scale 'x' is not a number"),
         ({"recipe": "plm"}, r"the recipe plm starts from pretrained weights; pass init= \(a folder with config.json"),
         ({"settings": {"seed.more": 3}}, r"settings\['seed.more'\]: 'seed' is a value, not a table"),
-        ({"settings": {"model": "static"}}, r"needs a corpus; pass corpus, or set model = 'tfidf'"),
+        ({"settings": {"model": "static", "phases": []}}, r"needs a corpus; pass corpus, or set model = 'tfidf'"),
     ],
 )
 def test_parameters_are_validated_by_fit(changes: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ _PARAMETERS: Final = [
         (r"\(--base-model FOLDER, ", "(a folder "),
         (r"--set (['\"])([^'\"=]+)=.*?\1:", r"settings['\2']:"),
         (r"--set ([\w.\[\]]+)=(\w+)", r'settings={"\1": \2}'),
-        (r"--text-column \(in fit.*?\)", 'settings={"corpus.text_column": NAME}'),
+        (r"--text-column \(where.*?\)", 'settings={"corpus.text_column": NAME}'),
         (r"--id-column", 'settings={"corpus.id_column": NAME}'),
         (r"--on-bad-row skip", 'settings={"corpus.on_bad_row": "skip"}'),
         (r"--device (\w+)", r'settings={"device": "\1"}'),

@@ -72,7 +72,7 @@ NAMELESS: Final = b"\xff"  # never occurs in UTF-8
 PROGRESS_SECONDS: Final = 0.2
 _ALONE = 1 / 4  # a file of this share of `part_bytes` is a part of its own
 _FLUSH_BYTES = 4 << 20
-_TEXT_OPTION = "--text-column (in fit and check, where that is the column of the task, --set corpus.text_column=NAME)"
+_TEXT_OPTION = "--text-column (where that is the column of the task, the setting corpus.text_column)"
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ def stages_of(config: RunConfig) -> list[str]:
     teacher = ["teacher"] if fitted & set(teaching) else []
     phases = [f"phase-{number}-{phase.name}" for number, phase in enumerate(config.phases, start=1)]
     adjusts = ["logit-adjustment"] if config.logit_adjustment == "dev" and KINDS[config.task.kind].has_prior else []
-    trained = ["tokenizer", "tokens", *embedding, *static, *bayes, "schedule", *teacher, *phases, *adjusts]
+    trained = ["tokenizer", "tokens", *embedding, *bayes, *static, "schedule", *teacher, *phases, *adjusts]
     return [*first, "plan", *text, *trained, "evaluation", "export", "report"]
 
 

@@ -40,7 +40,7 @@ from cramlm.text.words import count_words
 
 _BEFORE_PHASES = (  # stages in the order of the pipeline
     *("task", "baseline", "plan", "corpus", "index", "selection", "tokenizer"),
-    *("tokens", "prompt", "embedding", "word-vectors", "static", "bayes", "schedule", "teacher"),
+    *("tokens", "prompt", "embedding", "bayes", "word-vectors", "static", "schedule", "teacher"),
 )
 _AFTER_PHASES = ("logit-adjustment", "evaluation", "export")
 _LOSS_CHARTS = {
