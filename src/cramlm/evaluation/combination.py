@@ -91,12 +91,17 @@ def combine_on_dev(task: Task, probabilities: Mapping[str, FloatArray], *, metri
     probabilities: of each model for `task.dev`, (n, labels), after its logit adjustment. metric: the dev score that chooses tau.
     """
     assert task.kind == "classification", "only distributions over labels are combined"
-    truth = DevScorer.of(task, metric).truth.astype(np.int64)
-    log_prior = -KINDS[task.kind].negative_log_prior([str(example.label) for example in task.train], task.labels)
-    calibrations = {name: calibrate(values, truth, log_prior) for name, values in probabilities.items()}
+    calibrations = {name: calibrate_on_dev(task, values, metric=metric) for name, values in probabilities.items()}
     lowest = min(each.loss for each in calibrations.values())
     kept = {name: each for name, each in calibrations.items() if each.loss <= lowest + LARGEST_GAP}
     unadjusted = Combination(task.labels, kept, np.zeros(len(task.labels), dtype=np.float32), 0.0)
     adjustment = choose_adjustment(unadjusted.logits(probabilities), task, metric=metric)
     combination = Combination(task.labels, kept, adjustment.values, adjustment.tau)
     return CombinationFit(combination, {name: each.loss for name, each in calibrations.items()}, adjustment)
+
+
+def calibrate_on_dev(task: Task, probabilities: FloatArray, *, metric: str) -> Calibration:
+    """Calibrate a model of a classification on its probabilities for `task.dev`, (n, labels). metric: any dev score of the task."""
+    truth = DevScorer.of(task, metric).truth.astype(np.int64)
+    log_prior = -KINDS[task.kind].negative_log_prior([str(example.label) for example in task.train], task.labels)
+    return calibrate(probabilities, truth, log_prior)

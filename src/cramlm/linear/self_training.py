@@ -16,8 +16,8 @@ from typing import Final
 
 import numpy as np
 
-from cramlm.evaluation.calibration import calibrate
-from cramlm.evaluation.kinds import KINDS, METRIC_NAMES, DevScorer, format_metric
+from cramlm.evaluation.combination import calibrate_on_dev
+from cramlm.evaluation.kinds import KINDS, METRIC_NAMES, format_metric
 from cramlm.linear.files import Setting
 from cramlm.linear.fit import FEW_TEXTS, DevCandidates, LinearFit, SearchSpace, Spans, TaskFeatures
 from cramlm.linear.model import LinearModel
@@ -32,8 +32,8 @@ MAX_UNLABELLED: Final = 5000
 MAX_LOSS_INCREASE: Final = 0.1
 """In calibrated dev loss, nats per text: texts of another kind than the task's give labels that raise it."""
 MAX_SCORE_DECREASE: Final = 0.05
-"""In dev score. A smaller decrease is the luck of the search, which took the best of hundreds of models; a larger one means that the labels
-of the unlabelled texts are wrong, mostly those of rare labels."""
+"""In dev score. The score before is the best of hundreds of models and so a little too high, which explains a smaller decrease. A larger
+one means that the labels of the unlabelled texts are wrong, mostly because rare labels are hardly ever given."""
 _SAMPLE_STREAM: Final = 0x5E1F
 
 
@@ -137,6 +137,4 @@ def _sample(texts: Sequence[Example], seed: int) -> Sequence[Example]:
 
 def _dev_loss(logits: FloatArray, task: Task, metric: str) -> float:
     """The calibrated loss of dev logits (texts, labels) in nats per text."""
-    log_prior = -KINDS[task.kind].negative_log_prior([str(example.label) for example in task.train], task.labels)
-    truth = DevScorer.of(task, metric).truth.astype(np.int64)
-    return calibrate(KINDS[task.kind].outputs(logits), truth, log_prior).loss
+    return calibrate_on_dev(task, KINDS[task.kind].outputs(logits), metric=metric).loss

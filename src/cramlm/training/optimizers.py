@@ -2,9 +2,9 @@
 
 AdamW for everything, or Muon for the hidden matrices and AdamW for the rest, both torch.optim's. Muon scales its updates to a root mean
 square of 0.2 x lr whatever the shape (Liu et al. 2025, Muon is Scalable for LLM Training), so one learning rate serves all matrices.
-Its Newton-Schulz iterations take 42 ms a step for four layers of 256, a tenth of a step of 4,096 tokens; PyTorch computes them in bf16,
-which takes 7.6 s on a processor without it, so that there they are computed in float32. AdamW runs fused: on a CPU an 8192 x 256 embedding
-takes 0.8 ms instead of 4.5.
+Its Newton-Schulz iterations take 42 ms a step for four layers of 256, a tenth of a step of 4,096 tokens. PyTorch computes them in bf16,
+which takes 7.6 s on a processor without bf16 instructions; there `Float32Muon` takes 0.23 s. AdamW runs fused: on a CPU an 8192 x 256
+embedding takes 0.8 ms instead of 4.5.
 
 A parameter without gradient in a step (of a head that had no work) is unchanged, without weight decay.
 """
