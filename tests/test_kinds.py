@@ -70,12 +70,13 @@ def fitted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def test_the_model_learns_and_evaluate_gives_the_scores_that_fit_reported(fitted: tuple[str, Path]) -> None:
     kind, folder = fitted
     scores = json.loads((folder / "run/evaluation/scores.json").read_bytes())
-    reported = scores["models"]["tlm"]["test"]
     assert scores["kind"] == kind
-    assert reported["macro_f1" if kind == "multi-label" else "pearson"] > 0.7
-    again = json.loads(printed("evaluate", folder / "run/export", folder / "data/test.jsonl", "--json"))
-    for name in ("subset_accuracy", "macro_f1", "micro_f1") if kind == "multi-label" else ("pearson", "spearman", "rmse", "r2"):
-        assert again[name] == pytest.approx(reported[name], abs=1e-5), name
+    for model, part in (("tlm", "encoder"), ("combined", "combined"), ("tfidf", "tfidf")):
+        reported = scores["models"][model]["test"]
+        assert reported["macro_f1" if kind == "multi-label" else "pearson"] > 0.7
+        again = json.loads(printed("evaluate", folder / "run/export", folder / "data/test.jsonl", "--model-part", part, "--json"))
+        for name in ("subset_accuracy", "macro_f1", "micro_f1") if kind == "multi-label" else ("pearson", "spearman", "rmse", "r2"):
+            assert again[name] == pytest.approx(reported[name], abs=1e-5), name
     words = printed("evaluate", folder / "run/export", folder / "data/test.jsonl").splitlines()[-1]
     assert words.startswith("subset accuracy " if kind == "multi-label" else "RMSE ")
 
@@ -113,6 +114,21 @@ def test_predict_and_predictor_return_sets_of_labels_or_numbers(fitted: tuple[st
             Predictor.load(folder / "run/export").probabilities([SEA])
 
 
+def test_the_combination_averages_the_calibrated_outputs_of_its_models(fitted: tuple[str, Path]) -> None:
+    kind, folder = fitted
+    description = json.loads((folder / "run/export/combination/combination.json").read_bytes())
+    losses = {name: model["dev_loss"] for name, model in description["models"].items()}
+    weights = {name: np.exp((min(losses.values()) - loss) / 0.1) for name, loss in losses.items()}
+    expected: Any = np.float64(description["adjustment"]) * sum(weights.values())
+    for name, model in description["models"].items():
+        outputs = Predictor.load(folder / "run/export", model_part=name).outputs([SEA, HILL], None).astype(np.float64)
+        logits = np.log(outputs / (1 - outputs)) if kind == "multi-label" else outputs
+        expected = expected + weights[name] * (model["scale"] * logits + model["shift"])
+    expected = expected / sum(weights.values())
+    found = Predictor.load(folder / "run/export").outputs([SEA, HILL], None)
+    np.testing.assert_allclose(found, 1 / (1 + np.exp(-expected)) if kind == "multi-label" else expected, rtol=1e-4)
+
+
 def test_transformers_gives_the_same_logits_and_its_pipeline_the_same_predictions(fitted: tuple[str, Path]) -> None:
     import transformers
 
@@ -123,7 +139,7 @@ def test_transformers_gives_the_same_logits_and_its_pipeline_the_same_prediction
     assert native.config.problem_type == {"multi-label": "multi_label_classification", "regression": "regression"}[kind]
     with torch.no_grad():
         theirs = native(**tokenizer([SEA, HILL], return_tensors="pt", padding=True)).logits.numpy()
-    predictions = Predictor.load(export).predict([SEA, HILL])
+    predictions = Predictor.load(export, model_part="encoder").predict([SEA, HILL])
     pipeline = transformers.pipeline("text-classification", model=native, tokenizer=tokenizer, device="cpu", top_k=None)
     if kind == "multi-label":
         ours = [[each.probabilities[name] for name in ("hill", "sea")] for each in predictions]  # type: ignore[union-attr]

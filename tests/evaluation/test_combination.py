@@ -10,10 +10,13 @@ import pytest
 from evaluation_fixtures import LABELS, dev_task
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.special import softmax
+from scipy.special import expit, softmax
 
-from cramlm.evaluation.combination import Combination, calibrate, combine_on_dev
-from cramlm.records import FloatArray
+from cramlm.data.labels import format_labels
+from cramlm.evaluation.calibration import Calibration, calibrate_labels
+from cramlm.evaluation.combination import Combination, calibrate, calibrate_on_dev, combine_on_dev
+from cramlm.evaluation.kinds import main_metric
+from cramlm.records import FloatArray, Task
 
 TRUTH = np.arange(300) % len(LABELS)
 TASK = dev_task([LABELS[label] for label in TRUTH])
@@ -53,6 +56,69 @@ def test_calibration_adds_back_the_prior_that_logit_adjustment_subtracted() -> N
     assert calibration.shift == pytest.approx(log_prior, abs=0.2)
 
 
+LABEL_SETS = np.random.default_rng(7).random((300, len(LABELS))) < np.array([0.6, 0.2, 0.05])
+TASK_OF_SETS = dev_task(
+    [format_labels([name for name, is_true in zip(LABELS, row, strict=True) if is_true]) for row in LABEL_SETS], "multi-label"
+)
+NUMBERS = np.random.default_rng(8).normal(2000.0, 30.0, size=300)
+TASK_OF_NUMBERS = dev_task([repr(float(number)) for number in NUMBERS], "regression")
+
+
+def tagger(evidence: float, *, seed: int, scale: float = 1.0) -> FloatArray:
+    """Probability of each label, whose logit is higher by `evidence` standard deviations of independent noise where the label is true."""
+    noise = np.random.default_rng(seed).normal(size=LABEL_SETS.shape)
+    probabilities: FloatArray = expit(scale * (noise + evidence * (2 * LABEL_SETS - 1))).astype(np.float32)
+    return probabilities
+
+
+def scorer(noise: float, *, seed: int, slope: float = 1.0, offset: float = 0.0) -> FloatArray:
+    """Numbers with independent noise, on another scale by `slope` and `offset`."""
+    numbers = NUMBERS + np.random.default_rng(seed).normal(scale=noise, size=len(NUMBERS))
+    return (slope * numbers + offset).astype(np.float32)[:, None]
+
+
+def test_models_of_several_labels_are_better_together_and_calibration_undoes_their_temperature() -> None:
+    models = {"tfidf": tagger(1.0, seed=1, scale=0.1), "tlm": tagger(1.0, seed=2)}
+    combined = combine_on_dev(TASK_OF_SETS, models, metric="macro_f1").combination
+    wrong = {name: int(((values >= 0.5) != LABEL_SETS).sum()) for name, values in models.items()}
+    assert int(((combined.logits(models) >= 0) != LABEL_SETS).sum()) < 0.8 * min(wrong.values())
+    plain = calibrate_on_dev(TASK_OF_SETS, tagger(1.0, seed=2), metric="macro_f1")
+    scaled = calibrate_on_dev(TASK_OF_SETS, tagger(1.0, seed=2, scale=0.1), metric="macro_f1")
+    assert scaled.loss == pytest.approx(plain.loss, abs=1e-3)
+    assert scaled.scale == pytest.approx(10 * plain.scale, rel=0.05)
+
+
+def test_calibration_of_several_labels_adds_back_the_log_odds_that_logit_adjustment_subtracted() -> None:
+    shares = np.array([0.6, 0.2, 0.05])
+    log_odds = np.log(shares / (1 - shares))
+    generator = np.random.default_rng(0)
+    truth = generator.random((4000, 3)) < shares
+    likelihood_ratios = 2 * (generator.normal(size=truth.shape) + (2 * truth - 1))  # of two normal distributions around 1 and -1
+    calibration = calibrate_labels(expit(likelihood_ratios).astype(np.float32), truth, log_odds)
+    assert calibration.scale == pytest.approx(1, abs=0.1)
+    assert calibration.shift == pytest.approx(log_odds, abs=0.15)
+
+
+def test_models_of_numbers_are_better_together_and_calibration_undoes_their_unit() -> None:
+    models = {"tfidf": scorer(20, seed=1, slope=0.1, offset=7), "tlm": scorer(20, seed=2)}
+    combined = combine_on_dev(TASK_OF_NUMBERS, models, metric="pearson").combination
+    same = {"tfidf": scorer(20, seed=2, slope=0.1, offset=7), "tlm": scorer(20, seed=2)}
+    assert combine_on_dev(TASK_OF_NUMBERS, same, metric="pearson").combination.weights["tfidf"] == pytest.approx(0.5, abs=1e-3)
+
+    def error(numbers: Any) -> float:
+        return float(np.sqrt(np.square(numbers[:, 0] - NUMBERS).mean()))
+
+    alone = calibrate_on_dev(TASK_OF_NUMBERS, models["tlm"], metric="pearson").logits(models["tlm"], "regression")
+    assert error(combined.logits(models)) < 0.9 * error(alone)
+
+
+@pytest.mark.parametrize("numbers", [np.full((300, 1), 5.0, dtype=np.float32), -scorer(1, seed=1), NUMBERS[:, None].astype(np.float32)])
+def test_constant_reversed_and_exact_numbers_have_a_finite_calibration_that_reads_back(numbers: FloatArray) -> None:
+    calibration = calibrate_on_dev(TASK_OF_NUMBERS, numbers, metric="pearson")
+    read = Calibration.from_dict(json.loads(json.dumps(calibration.as_dict(), allow_nan=False)), labels=1)
+    assert read.logits(numbers, "regression").mean() == pytest.approx(NUMBERS.mean(), rel=1e-4)
+
+
 def test_weights_fall_with_the_dev_loss_and_are_equal_for_equally_good_models() -> None:
     models = {"tfidf": model(2.0, seed=1), "static": model(2.0, seed=1), "tlm": model(1.8, seed=3)}
     combination = combine_on_dev(TASK, models, metric="macro_f1").combination
@@ -81,8 +147,9 @@ def test_dev_labels_that_training_does_not_have_do_not_count_for_the_calibration
     assert calibrate(longer, strange, prior).loss == pytest.approx(calibrate(probabilities, TRUTH, prior).loss)
 
 
-def test_a_combination_written_as_json_reads_back_with_equal_logits() -> None:
-    models = {"tfidf": model(1.0, seed=1), "tlm": model(1.0, seed=2)}
-    combined = combine_on_dev(TASK, models, metric="macro_f1").combination
+@pytest.mark.parametrize(("task", "make"), [(TASK, model), (TASK_OF_SETS, tagger), (TASK_OF_NUMBERS, scorer)])
+def test_a_combination_written_as_json_reads_back_with_equal_logits(task: Task, make: Any) -> None:
+    models = {"tfidf": make(1.0, seed=1), "tlm": make(1.0, seed=2)}
+    combined = combine_on_dev(task, models, metric=main_metric(task.kind)).combination
     read = Combination.from_dict(json.loads(json.dumps(combined.as_dict(), allow_nan=False)))
     assert (read.logits(models) == combined.logits(models)).all()

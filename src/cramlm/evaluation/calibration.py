@@ -1,12 +1,14 @@
-"""Calibration of a model's probabilities on labelled texts that it was not trained on.
+"""Calibration of a model's outputs on labelled texts that it was not trained on.
 
-Two numbers are fitted by minimizing the loss (negative log-likelihood): a scale of the log-probabilities (an inverse temperature, Guo et
-al. 2017, "On Calibration of Modern Neural Networks") and the share of the log prior that is added back, because the model's own logit
-adjustment subtracted some. Importing this module loads NumPy only.
+Of probabilities two numbers are fitted by minimizing the loss (negative log-likelihood): a scale of the logits (an inverse temperature, Guo
+et al. 2017, "On Calibration of Modern Neural Networks") and the share of the log prior that is added back, because the model's own logit
+adjustment subtracted some. The logits are log-probabilities in a classification, and log-odds where a text may have several labels. The
+numbers of a regression get slope and intercept of the least-squares line. Importing this module loads NumPy only.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -14,22 +16,35 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from cramlm.records import FloatArray, IntArray
+from cramlm.records import BoolArray, FloatArray, IntArray, TaskKind
 
 _SCALES: Final = (0.05, 20_000.0)
+_SMALLEST_SLOPE: Final = 1e-3
 _SMALLEST_PROBABILITY: Final = 1e-7  # float32 probabilities of 0 have no logarithm
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Calibration:
-    """scale: factor of the log-probabilities. shift: added to them, float32 (labels,). loss: on dev after calibration, nats per text."""
+    """scale: factor of the logits, or of numbers. shift: added to them, float32 (labels,). loss: on dev after calibration, in nats per
+    text; of several labels per true label; of numbers half the logarithm of the mean squared error.
+    """
 
     scale: float
     shift: FloatArray
     loss: float
 
+    def logits(self, outputs: FloatArray, kind: TaskKind) -> npt.NDArray[np.float64]:
+        """Calibrated log-probabilities, log-odds or numbers (n, labels) of a model's outputs (n, labels), by kind of task."""
+        match kind:
+            case "classification":
+                return self.log_probabilities(outputs)
+            case "multi-label":
+                return self.scale * _log_odds(outputs) + self.shift
+            case "regression":
+                return self.scale * outputs.astype(np.float64) + self.shift
+
     def log_probabilities(self, probabilities: FloatArray) -> npt.NDArray[np.float64]:
-        """Calibrated log-probabilities of probabilities (n, labels)."""
+        """Calibrated log-probabilities of the probabilities (n, labels) of a classification."""
         return _log_softmax(self.scale * _logarithm(probabilities) + self.shift)
 
     def as_dict(self) -> dict[str, Any]:
@@ -80,6 +95,54 @@ def calibrate(probabilities: FloatArray, truth: IntArray, log_prior: npt.NDArray
     best = minimize(loss_and_gradient, x0=np.array([unit, 0.0]), jac=True, method="L-BFGS-B", bounds=bounds)
     scale, share = map(float, best.x)
     return Calibration(scale / unit, (share * log_prior).astype(np.float32), float(best.fun))
+
+
+def calibrate_labels(probabilities: FloatArray, truth: BoolArray, log_odds_of_labels: npt.NDArray[np.float64]) -> Calibration:
+    """Fit scale and share of the log-odds of labels in training where a text may have several labels. truth: (n, labels).
+
+    The loss is the sum of the binary losses of all labels, convex in both numbers. One additional text for which every label is as true as
+    not keeps the scale finite, as in `calibrate`.
+    """
+    from scipy.optimize import minimize
+
+    log_odds = _log_odds(probabilities)
+    unit = float(log_odds.std()) or 1.0
+    log_odds /= unit
+    smoothing = 1 / (len(truth) + 1)
+    targets = (1 - smoothing) * truth + smoothing / 2
+    count = max(1, int(truth.sum()))
+
+    def loss_and_gradient(parameters: npt.NDArray[np.float64]) -> tuple[float, npt.NDArray[np.float64]]:
+        scale, share = parameters
+        logits = scale * log_odds + share * log_odds_of_labels
+        excess = 0.5 * (1 + np.tanh(0.5 * logits)) - targets
+        gradient = np.array([(excess * log_odds).sum(), (excess @ log_odds_of_labels).sum()]) / count
+        return float((np.logaddexp(0, logits) - targets * logits).sum()) / count, gradient
+
+    bounds = [(_SCALES[0] * unit, _SCALES[1] * unit), (0.0, 1.0)]
+    best = minimize(loss_and_gradient, x0=np.array([unit, 0.0]), jac=True, method="L-BFGS-B", bounds=bounds)
+    scale, share = map(float, best.x)
+    return Calibration(scale / unit, (share * log_odds_of_labels).astype(np.float32), float(best.fun))
+
+
+def calibrate_numbers(numbers: FloatArray, truth: npt.NDArray[np.float64]) -> Calibration:
+    """Fit the line from predicted numbers (n, 1) to true ones (n,). One additional text, wrong by a standard deviation of the true numbers,
+    keeps the loss finite. The line never falls: a model that is wrong in direction gets the smallest slope.
+    """
+    predicted, mean = numbers[:, 0].astype(np.float64), float(truth.mean())
+    centred, spread = predicted - predicted.mean(), float(truth.var())
+    variance = float(centred @ centred)
+    slope = max(float(centred @ (truth - mean)) / variance, _SMALLEST_SLOPE) if variance > 0 else 1.0
+    shift = mean - slope * float(predicted.mean())
+    squares = float(np.square(truth - slope * predicted - shift).sum())
+    error = (squares + spread) / (len(truth) + 1)
+    return Calibration(slope, np.array([shift], dtype=np.float32), 0.5 * math.log(error) if error > 0 else 0.0)
+
+
+def _log_odds(probabilities: FloatArray) -> npt.NDArray[np.float64]:
+    inside = np.clip(probabilities.astype(np.float64), _SMALLEST_PROBABILITY, 1 - _SMALLEST_PROBABILITY)
+    log_odds: npt.NDArray[np.float64] = np.log(inside) - np.log1p(-inside)
+    return log_odds
 
 
 def _logarithm(probabilities: FloatArray) -> npt.NDArray[np.float64]:

@@ -485,7 +485,7 @@ def _legend(columns: Sequence[str], first: str, *, linear: bool, combined: bool)
             "dev; their minutes are those of the fit."
         )
     if combined:
-        words.append("Rows named combined: weighted average of the calibrated log-probabilities of the arm's encoder and linear models.")
+        words.append("Rows named combined: weighted average of the calibrated predictions of the arm's encoder and linear models.")
     if "difference to the first (95 %), p" in columns:
         words.append(
             f"Difference to the first: macro-F1 on test minus that of {first}, with a paired bootstrap interval over rows and seeds; p by "

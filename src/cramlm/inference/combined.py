@@ -35,7 +35,7 @@ COMBINATION_FOLDER: Final = "combination"
 
 
 class CombinedModels:
-    """The combination of a folder: the linear models, and how their probabilities and the encoder's become one prediction."""
+    """The combination of a folder: the linear models, and how their outputs and the encoder's become one prediction."""
 
     def __init__(self, combination: Combination, linear: Mapping[str, LinearPredictor]) -> None:
         self.combination, self.linear = combination, linear
@@ -76,41 +76,40 @@ class CombinedModels:
         """True if the encoder is part of the combination."""
         return ENCODER in self.combination.models
 
-    def linear_probabilities(self, texts: Sequence[str], pairs: Sequence[str | None] | None) -> dict[str, FloatArray]:
-        """Probabilities of each linear model, float32 (n, labels)."""
-        return {name: predictor.probabilities(texts, pairs) for name, predictor in self.linear.items()}
+    def linear_outputs(self, texts: Sequence[str], pairs: Sequence[str | None] | None) -> dict[str, FloatArray]:
+        """Outputs of each linear model, float32 (n, labels)."""
+        return {name: predictor.outputs(texts, pairs) for name, predictor in self.linear.items()}
 
     def logits(self, encoder: FloatArray | None, linear: Mapping[str, FloatArray]) -> FloatArray:
-        """Combined logits, float32 (n, labels). encoder: its probabilities for the texts of `linear`; None if it is not needed."""
+        """Combined logits, float32 (n, labels). encoder: its outputs for the texts of `linear`; None if it is not needed."""
         return self.combination.logits({**linear, ENCODER: encoder} if encoder is not None and self.needs_encoder else linear)
 
-    def probabilities(self, encoder: FloatArray | None, texts: Sequence[str], pairs: Sequence[str | None] | None) -> FloatArray:
-        """Combined probabilities, float32 (n, labels). encoder: as of `logits`."""
-        return KINDS["classification"].outputs(self.logits(encoder, self.linear_probabilities(texts, pairs)))
+    def outputs(self, encoder: FloatArray | None, texts: Sequence[str], pairs: Sequence[str | None] | None) -> FloatArray:
+        """Combined outputs, float32 (n, labels). encoder: as of `logits`."""
+        return KINDS[self.combination.kind].outputs(self.logits(encoder, self.linear_outputs(texts, pairs)))
 
     def near_ties(self, logits: FloatArray) -> BoolArray:
-        """Rows of combined logits whose label may be another with the encoder in fp32 instead of bf16, (n,).
+        """Rows of combined logits whose labels may be others with the encoder in fp32 instead of bf16, (n,).
 
         The combination multiplies the difference of two logits of the encoder, and so its error, by the encoder's scale and weight.
         """
         factor = self.combination.models[ENCODER].scale * self.combination.weights[ENCODER]
-        return KINDS["classification"].near_ties(logits / np.float32(factor))
+        return KINDS[self.combination.kind].near_ties(logits / np.float32(factor))
 
 
 class CombinedPredictor(BasePredictor):
     """An encoder and the linear models beside it."""
-
-    kind: TaskKind = "classification"
 
     def __init__(self, encoder: EncoderPredictor, models: CombinedModels, *, origin: Path, exact: EncoderPredictor | None = None) -> None:
         """origin: the folder of the encoder. exact: the encoder in fp32, for texts whose label could differ from that of fp32; None if such
         labels may differ.
 
         Raises:
-            ArtifactError: if the encoder has other labels than the combination.
+            ArtifactError: if the encoder has other labels than the combination, or is of another kind of task.
         """
-        if tuple(encoder.labels) != models.combination.labels:
+        if (encoder.kind, tuple(encoder.labels)) != (models.combination.kind, models.combination.labels):
             raise ArtifactError(f"{origin}: {COMBINATION_FILE} has other labels than the encoder; export the model again")
+        self.kind: TaskKind = encoder.kind
         self.encoder, self.models, self.exact = encoder, models, exact
         self.labels: tuple[str, ...] = encoder.labels
         self.max_length = encoder.max_length
@@ -118,20 +117,20 @@ class CombinedPredictor(BasePredictor):
         self.trained_on_pairs = encoder.trained_on_pairs
 
     def outputs(self, texts: Sequence[str], pairs: Sequence[str | None] | None) -> FloatArray:
-        return self.compute(texts, pairs)[0] if self.models.needs_encoder else self.models.probabilities(None, texts, pairs)
+        return self.compute(texts, pairs)[0] if self.models.needs_encoder else self.models.outputs(None, texts, pairs)
 
     def compute(self, texts: Sequence[str], pairs: Sequence[str | None] | None) -> tuple[FloatArray, IntArray]:
         if not self.models.needs_encoder:
             return super().compute(texts, pairs)
-        linear = self.models.linear_probabilities(texts, pairs)
-        probabilities, lengths = self.encoder.compute(texts, pairs)
-        logits = self.models.logits(probabilities, linear)
+        linear = self.models.linear_outputs(texts, pairs)
+        outputs, lengths = self.encoder.compute(texts, pairs)
+        logits = self.models.logits(outputs, linear)
         if self.exact is not None:
             close = np.flatnonzero(self.models.near_ties(logits)).tolist()
             if close:
                 some, others = [texts[index] for index in close], None if pairs is None else [pairs[index] for index in close]
-                linear_of_some = {name: probabilities[close] for name, probabilities in linear.items()}
-                logits[close] = self.models.logits(self.exact.probabilities(some, others), linear_of_some)
+                linear_of_some = {name: values[close] for name, values in linear.items()}
+                logits[close] = self.models.logits(self.exact.outputs(some, others), linear_of_some)
         return KINDS[self.kind].outputs(logits), lengths
 
     def whole_lengths(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> IntArray:

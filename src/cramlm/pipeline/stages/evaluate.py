@@ -42,9 +42,7 @@ Outputs: TypeAlias = Mapping[str, FloatArray]
 def evaluate_encoder(
     run: RunContext, plan: RunPlan, trained: Trained, tokenizer: Tokenizer, linear_models: Mapping[str, Artifact]
 ) -> Artifact:
-    """Score the model, the linear models (cheapest first) and, in a classification, the combination of all on dev and once on test, and
-    write the verdict.
-    """
+    """Score the model, the linear models (cheapest first) and the combination of all on dev and once on test, and write the verdict."""
 
     def write(target: Path) -> None:
         run.emit(Event("start", "evaluation"))
@@ -58,7 +56,7 @@ def evaluate_encoder(
         models = {run.config.name: score_outputs(run.task, outputs[ENCODER], target)}
         candidates = {name: read_array(artifact.path / DEV_PREDICTIONS) for name, artifact in linear_models.items()}
         candidates[run.config.name] = _dev_candidates(run, plan, trained, tokenizer)
-        if linear_models and run.task.kind == "classification":
+        if linear_models:
             fit = _combine(run, outputs)
             combined = {split: _combined_outputs(fit.combination, outputs, split) for split in outputs[ENCODER]}
             outputs = {**outputs, COMBINED: combined}
@@ -70,7 +68,7 @@ def evaluate_encoder(
         _conclude(run, target, models, candidates, trained.reports)
 
     inputs = {"model": trained.fingerprint, **_inputs(run.task, linear_models)}
-    return run.build(Stage("evaluation", 6, {**_settings(run.config), "precision": plan.precision}, inputs, write))
+    return run.build(Stage("evaluation", 7, {**_settings(run.config), "precision": plan.precision}, inputs, write))
 
 
 def _combine(run: RunContext, outputs: Mapping[str, Outputs]) -> CombinationFit:
@@ -80,13 +78,13 @@ def _combine(run: RunContext, outputs: Mapping[str, Outputs]) -> CombinationFit:
     losses = ", ".join(f"{name} {loss:.2f}" for name, loss in fit.losses.items() if name not in fit.combination.models)
     left_out = f"; left out for its loss on dev: {losses} (lowest {min(fit.losses.values()):.2f})" if losses else ""
     score = f"{METRIC_NAMES[metric]} on dev {format_metric(metric, fit.adjustment.after)}"
-    tau = f"logit adjustment tau = {fit.combination.tau:.1f}"
-    run.emit(Event("note", "evaluation", f"weighted combination of {parts}: {tau}, {score}{left_out}"))
+    tau = f"logit adjustment tau = {fit.combination.tau:.1f}, " if KINDS[run.task.kind].has_prior else ""
+    run.emit(Event("note", "evaluation", f"weighted combination of {parts}: {tau}{score}{left_out}"))
     return fit
 
 
 def _combined_outputs(combination: Combination, outputs: Mapping[str, Outputs], split: str) -> FloatArray:
-    return outputs_of("classification", combination.logits({name: splits[split] for name, splits in outputs.items()}))
+    return outputs_of(combination.kind, combination.logits({name: splits[split] for name, splits in outputs.items()}))
 
 
 def _dev_candidates(run: RunContext, plan: RunPlan, trained: Trained, tokenizer: Tokenizer) -> npt.NDArray[Any]:
