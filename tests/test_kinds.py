@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import random
 import re
@@ -19,12 +20,14 @@ from cramlm import Predictor, recipes
 from cramlm.config.run import load_config, to_toml
 from cramlm.errors import ArtifactError, UsageError
 from cramlm.estimator import CramClassifier
+from cramlm.inference.predictor import load_predictor
 from cramlm.model.huggingface.config import CONFIG_FILE
 from cramlm.model.huggingface.folder import load_classifier
 from cramlm.records import LabelsPrediction, NumberPrediction
 from cramlm.reporting.page import comparison_page, report_page
 from damaging import edit_json
 from jsonl import read_jsonl, write_jsonl
+from server_process import serving
 from tiny_task import COMMON, TOPICS, tiny_config, write_task
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # raised inside transformers while it loads
@@ -169,11 +172,9 @@ def test_an_operation_that_a_kind_does_not_have_is_refused_in_one_line(fitted: t
     compare = f"compare --recipes labels-only --task-type {kind} --labels 20 --train"
     for command in (
         ("explain", export, SEA),
-        ("serve", export),
         ("serve", export, "--abstain-below", "0.5"),
         ("predict", export, data / "test.jsonl", "--abstain-below", "0.5"),
         ("check", data / "train.jsonl", "--task-type", kind, "--model", folder / "run"),
-        ("export", folder / "run"),
         (*compare.split(), data / "train.jsonl", "--out", folder / "c"),
     ):
         assert refused in error_line(cramlm(*command), 2)
@@ -181,6 +182,31 @@ def test_an_operation_that_a_kind_does_not_have_is_refused_in_one_line(fitted: t
         CramClassifier(settings={"task.kind": kind}).fit(["a", "b", "c", "d"], ["x", "y", "x", "y"])
     with pytest.raises(UsageError, match="the term 'important_tokens' needs tasks with one label per text"):
         recipes.selective_masking(train="", corpus="c.jsonl", kind=kind)
+
+
+def test_the_server_predicts_what_predict_prints_and_documents_it(fitted: tuple[str, Path], tmp_path: Path) -> None:
+    _, folder = fitted
+    (tmp_path / "new.txt").write_text(f"{SEA}\n{HILL}\n", "utf-8")
+    expected = [json.loads(line) for line in printed("predict", folder / "run", tmp_path / "new.txt").splitlines()]
+    with serving(folder / "run") as server:
+        found = server.post("/v1/predict", {"texts": [SEA, HILL]}).json()["predictions"]
+        description = server.client.get("/openapi.json").json()
+    assert found == [{**{name: value for name, value in row.items() if name != "id"}, "truncated": False} for row in expected]
+    documented = [schema["properties"] for name, schema in description["components"]["schemas"].items() if name.endswith("OfText")]
+    assert documented[0].keys() == found[0].keys()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("onnxscript") is None, reason="no onnxscript: pip install 'cramlm[onnx]'")
+def test_the_onnx_form_predicts_what_the_model_predicts(fitted: tuple[str, Path], tmp_path: Path) -> None:
+    kind, folder = fitted
+    succeed("export", folder / "run", "--format", "onnx", "-o", tmp_path / "onnx")
+    for part in ("combined", "encoder"):
+        expected = Predictor.load(folder / "run/export", model_part=part).outputs([SEA, HILL], None)
+        predictor = load_predictor(tmp_path / "onnx", model_part=part)
+        np.testing.assert_allclose(predictor.outputs([SEA, HILL], None), expected, rtol=1e-4, atol=1e-4)
+        assert isinstance(predictor.predict([SEA])[0], LabelsPrediction if kind == "multi-label" else NumberPrediction)
+    shown = succeed("export", folder / "run", "--int8", "-o", tmp_path / "int8").stderr
+    assert ("int8 gives the same labels for" if kind == "multi-label" else "int8 differs by at most") in shown
 
 
 def test_texts_to_label_next_are_chosen_for_several_labels_and_not_for_numbers(fitted: tuple[str, Path], tmp_path: Path) -> None:

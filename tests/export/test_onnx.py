@@ -167,8 +167,16 @@ def test_an_export_without_model_or_texts_or_over_other_content_is_an_error(expo
     [
         ("onnx.json", None, "onnx.json: No such file"),
         ("onnx.json", b"{", "onnx.json: damaged"),
-        ("onnx.json", b'{"labels": ["a", "a"], "max_length": 48, "pad_id": 0, "weights": "fp32"}', "labels, max_length, pad_id or weights"),
-        ("onnx.json", b'{"labels": ["a"], "max_length": 48, "pad_id": 0, "weights": "fp32"}', "contradict onnx.json"),
+        (
+            "onnx.json",
+            b'{"kind": "classification", "labels": ["a", "a"], "max_length": 48, "pad_id": 0, "weights": "fp32"}',
+            "labels, max_length, pad_id or weights",
+        ),
+        (
+            "onnx.json",
+            b'{"kind": "classification", "labels": ["a"], "max_length": 48, "pad_id": 0, "weights": "fp32"}',
+            "contradict onnx.json",
+        ),
         ("tokenizer.json", b"{}", "tokenizer.json: missing, or not a tokenizer"),
         ("model.onnx", b"nothing", "model.onnx: missing, or not a usable ONNX graph"),
         ("model.onnx", b"nothing", r"model.onnx: damaged, 7 bytes instead of \d+; export again"),

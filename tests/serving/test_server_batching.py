@@ -67,7 +67,7 @@ def test_a_cancelled_request_leaves_the_queue_at_once(loaded: ServedModel) -> No
             batcher.drain()  # which ends the window
             with pytest.raises(NotReadyError, match="draining"):
                 batcher.submit(["c"], [None])
-            return len((await second).probabilities)
+            return len((await second).values)
 
     assert asyncio.run(submit()) == 4
 
@@ -93,7 +93,7 @@ def test_a_request_that_waited_too_long_is_refused(loaded: ServedModel) -> None:
 def test_a_draining_server_accepts_no_texts(loaded: ServedModel) -> None:
     async def submit() -> list[httpx.Response]:
         with batching(loaded) as batcher:
-            app = build_app(batcher, name="mine", reads_pairs=False, limits=Limits(), metrics=Metrics(), token=None)
+            app = build_app(batcher, name="mine", kind="classification", reads_pairs=False, limits=Limits(), metrics=Metrics(), token=None)
             async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
                 before = await client.get("/readyz")
                 batcher.drain()
@@ -127,9 +127,9 @@ def test_lengths_count_tokens_before_truncation(loaded: ServedModel) -> None:
 def test_a_server_with_auto_precision_gives_the_labels_of_fp32(loaded: ServedModel, tiny_export: Path, texts: list[str]) -> None:
     auto = load_model(tiny_export, None, precision="auto").compute(texts, [None] * len(texts))
     exact = loaded.compute(texts, [None] * len(texts))
-    np.testing.assert_array_equal(auto.probabilities.argmax(axis=1), exact.probabilities.argmax(axis=1))
+    np.testing.assert_array_equal(auto.values.argmax(axis=1), exact.values.argmax(axis=1))
     np.testing.assert_array_equal(auto.lengths, exact.lengths)
-    np.testing.assert_array_equal(auto.probabilities, Predictor.load(tiny_export, precision="auto").probabilities(texts))
+    np.testing.assert_array_equal(auto.values, Predictor.load(tiny_export, precision="auto").probabilities(texts))
 
 
 def test_an_onnx_folder_gives_the_models_outputs(loaded: ServedModel, tiny_onnx: Path, texts: list[str]) -> None:
@@ -139,14 +139,14 @@ def test_an_onnx_folder_gives_the_models_outputs(loaded: ServedModel, tiny_onnx:
     pairs = [*[None] * (len(inputs) - 1), "river " * 40]
     ours, theirs = loaded.compute(inputs, pairs), other.compute(inputs, pairs)
     np.testing.assert_array_equal(ours.lengths, theirs.lengths)
-    np.testing.assert_allclose(ours.probabilities, theirs.probabilities, atol=1e-4)
+    np.testing.assert_allclose(ours.values, theirs.values, atol=1e-4)
 
 
 def test_an_onnx_folder_is_served_without_pytorch_in_the_process(tiny_onnx: Path, loaded: ServedModel) -> None:
     with serving_alone(tiny_onnx) as server:
         (prediction,) = server.post("/v1/predict", {"texts": ["aspirin reduces pain " * 40]}).json()["predictions"]
         assert "libtorch" not in Path(f"/proc/{server.process.pid}/maps").read_text()
-    expected = loaded.compute(["aspirin reduces pain " * 40], [None]).probabilities[0]
+    expected = loaded.compute(["aspirin reduces pain " * 40], [None]).values[0]
     np.testing.assert_allclose(list(prediction["probabilities"].values()), expected, atol=1e-4)
     assert prediction["truncated"]
 
@@ -164,7 +164,7 @@ def test_pairs_are_refused_for_a_checkpoint_that_marks_the_second_text(tiny_expo
 
     async def submit() -> list[httpx.Response]:
         with batching(marking) as batcher:
-            app = build_app(batcher, name="mine", reads_pairs=False, limits=Limits(), metrics=Metrics(), token=None)
+            app = build_app(batcher, name="mine", kind="classification", reads_pairs=False, limits=Limits(), metrics=Metrics(), token=None)
             async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
                 requests = {"texts": ["a"]}, {"texts": ["a"], "pairs": ["b"]}
                 return [await client.post("/v1/predict", json=request) for request in requests]

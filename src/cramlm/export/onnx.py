@@ -31,11 +31,12 @@ from torch import Tensor, nn
 from cramlm.errors import ArtifactError, EnvironmentFault, UsageError, counted, size
 from cramlm.evaluation.confidence import CONFIDENCE_FILE, ConfidenceFile
 from cramlm.evaluation.evaluate import predict_logits, sequences_of
+from cramlm.evaluation.kinds import KINDS
 from cramlm.inference.base import SETTINGS_FILE, are_pairs, facts_of
 from cramlm.inference.combined import COMBINATION_FOLDER, CombinedModels, has_combination
 from cramlm.inference.folders import model_of
 from cramlm.inference.onnx import GRAPH_FILE, OnnxPredictor
-from cramlm.inference.predictor import folder_of_form, refuse_other_kinds, texts_for_check
+from cramlm.inference.predictor import folder_of_form, texts_for_check
 from cramlm.linear.files import is_linear
 from cramlm.model.huggingface.folder import LoadedModel, load_classifier
 from cramlm.model.kernels.torch import no_dropout
@@ -44,7 +45,7 @@ from cramlm.records import Emit, Event, Example, FloatArray, silent
 from cramlm.storage.artifacts import Artifact, hash_file, hash_json, refuse_foreign, stage
 
 KIND = "onnx"
-CODE_FORMAT = 3  # raise it when the same model would give another folder
+CODE_FORMAT = 4  # raise it when the same model would give another folder
 LARGEST_DIFFERENCE = 1e-4
 MOST_TEXTS = 200
 _COLUMNS = ("text_column", "text_pair_column", "label_column", "label_separator")
@@ -91,7 +92,6 @@ def export_onnx(
     if (folder / GRAPH_FILE).is_file():
         raise UsageError(f"{folder}: is an ONNX folder already; pass the run of an encoder, or the folder that it exported")
     _require_packages()
-    refuse_other_kinds(folder, "the ONNX form", "use cramlm predict, or the folder itself with transformers")
     probes = texts_for_check(path, texts, of="its ONNX form", limit=MOST_TEXTS)
     target = out or folder_of_form(path, "onnx-int8" if int8 else "onnx")
     loaded = load_classifier(folder)
@@ -113,6 +113,7 @@ def export_onnx(
             confidence.save(temporary)
         write_graph(loaded, temporary / GRAPH_FILE)
         facts: dict[str, Any] = {
+            "kind": loaded.model.kind,
             "labels": list(loaded.labels),
             "max_length": loaded.max_length,
             "pad_id": loaded.tokenizer.pad_id,
@@ -124,9 +125,11 @@ def export_onnx(
         }
         expected = _logits(loaded, probes)
         difference = float(np.abs(_read_back(temporary, facts, probes) - expected).max())
-        if not difference <= LARGEST_DIFFERENCE:  # so that NaN is refused too
+        unit = max(1.0, float(np.abs(expected).max())) if loaded.model.kind == "regression" else 1.0  # years, or prices
+        allowed = LARGEST_DIFFERENCE * unit
+        if not difference <= allowed:  # so that NaN is refused too
             raise ArtifactError(
-                f"{target}: the graph's logits differ by {difference:.1e} from the model's (at most {LARGEST_DIFFERENCE:.0e} allowed); "
+                f"{target}: the graph's logits differ by {difference:.1e} from the model's (at most {allowed:.0e} allowed); "
                 "nothing was published, please report this"
             )
         facts["largest_difference"] = difference
@@ -135,11 +138,14 @@ def export_onnx(
             quantize(temporary / GRAPH_FILE)
             facts["weights"] = "int8"
             quantized = _read_back(temporary, facts, probes)
-            facts["int8"] = {
-                "label_agreement": float(np.mean(quantized.argmax(axis=1) == expected.argmax(axis=1))),
-                "largest_difference": float(np.abs(quantized - expected).max()),
-            }
-            message = f"int8 gives the same label for {facts['int8']['label_agreement']:.1%} of {len(probes)} texts (as fp32: {message})"
+            facts["int8"] = {"largest_difference": float(np.abs(quantized - expected).max())}
+            if loaded.model.kind == "regression":
+                message = f"int8 differs by at most {facts['int8']['largest_difference']:.3g} on {len(probes)} texts (fp32: {message})"
+            else:
+                agreement = _label_agreement(loaded, quantized, expected)
+                facts["int8"]["label_agreement"] = agreement
+                labels = "label" if loaded.model.kind == "classification" else "labels"
+                message = f"int8 gives the same {labels} for {agreement:.1%} of {len(probes)} texts (as fp32: {message})"
         (temporary / SETTINGS_FILE).write_text(json.dumps(facts, indent=1, ensure_ascii=False, allow_nan=False) + "\n", "utf-8")
         emit(Event("done", KIND, f"{target}: {size((temporary / GRAPH_FILE).stat().st_size)}, {message}"))
 
@@ -150,6 +156,13 @@ def export_onnx(
     key = {"code_format": CODE_FORMAT, "int8": int8, "model": hash_json(files), "texts": hash_json([[e.text, e.text_pair] for e in probes])}
     key["columns"] = hash_json(columns)
     return stage(target, kind=KIND, key=key, write=write, emit=emit)
+
+
+def _label_agreement(loaded: LoadedModel, logits: FloatArray, expected: FloatArray) -> float:
+    """The share of texts whose predicted label, or labels, are the same."""
+    kind = KINDS[loaded.model.kind]
+    predicted = [kind.predicted_labels(kind.outputs(values), loaded.labels) for values in (logits, expected)]
+    return float(np.mean([one == other for one, other in zip(*predicted, strict=True)]))
 
 
 def write_graph(loaded: LoadedModel, path: Path) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -35,8 +35,9 @@ _QUIET = 3  # onnxruntime's level for errors only
 
 @dataclass(frozen=True, slots=True)
 class OnnxSettings:
-    """Settings in onnx.json. labels: in the order of the logits. max_length: tokens, special ones included."""
+    """Settings in onnx.json. kind: of the task. labels: in the order of the logits. max_length: tokens, special ones included."""
 
+    kind: TaskKind
     labels: tuple[str, ...]
     max_length: int
     pad_id: int
@@ -53,7 +54,7 @@ class OnnxPredictor(EncoderPredictor):
         self._tokenizer = tokenizer
         self._settings = settings
         self.labels = settings.labels
-        self.kind: TaskKind = "classification"  # the only kind that is exported to ONNX
+        self.kind: TaskKind = settings.kind
         self.max_length = settings.max_length
 
     @classmethod
@@ -97,10 +98,16 @@ class OnnxPredictor(EncoderPredictor):
     def compute(self, texts: Sequence[str], pairs: Sequence[str | None] | None) -> tuple[FloatArray, IntArray]:
         """As `BasePredictor.compute`. Raises DivergedError if a logit is not finite."""
         logits, lengths = self._compute(texts, pairs)
-        return probabilities_of(logits), lengths
+        if self.kind == "classification":
+            return probabilities_of(logits), lengths
+        from cramlm.evaluation.kinds import KINDS
+
+        return KINDS[self.kind].outputs(_finite(logits)), lengths
 
     def predict(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> list[AnyPrediction]:
-        """As `BasePredictor.predict`, without the imports that other kinds of task need."""
+        """As `BasePredictor.predict`, of a classification without the imports that other kinds of task need."""
+        if self.kind != "classification":
+            return super().predict(texts, pairs)
         rows = self.outputs(texts, pairs)
         return [Prediction(self.labels[int(row.argmax())], dict(zip(self.labels, row.tolist(), strict=True))) for row in rows]
 
@@ -153,19 +160,23 @@ class OnnxPredictor(EncoderPredictor):
 
 def probabilities_of(logits: FloatArray) -> FloatArray:
     """Softmax of each row (n, labels), float32. Raises DivergedError if a logit is not a finite number."""
-    logits = logits.astype(np.float64)
-    if not np.isfinite(logits).all():
-        raise DivergedError("the model's logits are not finite; export it again, and report this")
+    logits = _finite(logits).astype(np.float64)
     odds = np.exp(logits - logits.max(axis=1, keepdims=True))
     probabilities: FloatArray = (odds / odds.sum(axis=1, keepdims=True)).astype(np.float32)
     return probabilities
+
+
+def _finite(logits: FloatArray) -> FloatArray:
+    if not np.isfinite(logits).all():
+        raise DivergedError("the model's logits are not finite; export it again, and report this")
+    return logits
 
 
 def _settings(folder: Path) -> OnnxSettings:
     path = folder / SETTINGS_FILE
     try:
         values = json.loads(path.read_bytes())
-        settings = OnnxSettings(tuple(values["labels"]), values["max_length"], values["pad_id"], values["weights"])
+        settings = OnnxSettings(values["kind"], tuple(values["labels"]), values["max_length"], values["pad_id"], values["weights"])
     except OSError as error:
         raise_if_refused(error, path)
         raise ArtifactError(f"{path}: {error.strerror}; pass a folder that `cramlm export --format onnx` wrote") from error
@@ -173,6 +184,6 @@ def _settings(folder: Path) -> OnnxSettings:
         raise ArtifactError(f"{path}: damaged, not written by an ONNX export; export the model again") from error
     strings = all(isinstance(label, str) for label in settings.labels) and len(set(settings.labels)) == len(settings.labels) > 0
     numbers = type(settings.max_length) is int and settings.max_length >= 8 and type(settings.pad_id) is int
-    if not (strings and numbers and settings.weights in ("fp32", "int8")):
-        raise ArtifactError(f"{path}: labels, max_length, pad_id or weights are invalid; export the model again")
+    if not (strings and numbers and settings.weights in ("fp32", "int8") and settings.kind in get_args(TaskKind)):
+        raise ArtifactError(f"{path}: kind, labels, max_length, pad_id or weights are invalid; export the model again")
     return settings

@@ -209,20 +209,23 @@ def confidence_at(path: Path, model_part: ModelPart) -> Confidence:
         UsageError: if it has none, or its texts do not have one label each. ArtifactError: if there is no model, or it is damaged.
     """
     folder = model_of(path)
-    refuse_other_kinds(folder, "abstaining", "use cramlm predict without it")
+    require_single_label(kind_in(folder), "abstaining", "use cramlm predict without it")
     confidence = confidence_in(folder, model_part)
     return usable_confidence(confidence, () if confidence is None else confidence.labels)
 
 
-def refuse_other_kinds(folder: Path, what: str, instead: str) -> None:
-    """Raises UsageError if `what` does not support the kind of task of the model in `folder`."""
+def kind_in(folder: Path) -> TaskKind:
+    """Return the kind of task of the model in `folder`; classification if there is none, which `load_predictor` reports.
+
+    Raises:
+        ArtifactError: if its description is damaged.
+    """
     path = folder / CONFIG_FILE
     if is_linear(folder):
         from cramlm.linear.model import kind_of_linear
 
-        require_single_label(kind_of_linear(folder), what, instead)
-    elif path.is_file():  # a missing model is reported elsewhere
-        require_single_label(kind_of(read_json(path), path), what, instead)
+        return kind_of_linear(folder)
+    return kind_of(read_json(path), path) if path.is_file() else "classification"
 
 
 def task_of(model: Path) -> Task | None:

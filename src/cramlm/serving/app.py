@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import dataclasses
 import functools
 import hashlib
 import html
@@ -19,7 +20,7 @@ import sys
 import traceback
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from importlib.resources import files
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Any, Final, Generic, Literal, NoReturn, TypeVar
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -30,6 +31,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from cramlm.errors import UsageError
+from cramlm.evaluation.kinds import KINDS
+from cramlm.records import TaskKind
 from cramlm.serving import Limits
 from cramlm.serving.batching import Batcher, BusyError, ModelOutputs, NotReadyError, ServedModel
 from cramlm.serving.middleware import CLIENT_GONE, CheckAccess, CountRequests, LimitBodies, Metrics, error_response
@@ -47,8 +50,14 @@ class PredictRequest(BaseModel):
     ] = None
 
 
-class TextPrediction(BaseModel):
-    """The prediction for one text."""
+class PredictedText(BaseModel):
+    """What predictions of every kind of task have."""
+
+    truncated: Annotated[bool, Field(description="True if the text is longer than the model's input, so that its end was cut off.")]
+
+
+class LabelOfText(PredictedText):
+    """The prediction of a classification for one text."""
 
     label: Annotated[
         str | None,
@@ -60,17 +69,41 @@ class TextPrediction(BaseModel):
     probabilities: Annotated[
         dict[str, float], Field(description="Probability of every label; they sum to 1.", examples=[{"sport": 0.9, "news": 0.1}])
     ]
-    truncated: Annotated[bool, Field(description="True if the text is longer than the model's input, so that its end was cut off.")]
     confidence: Annotated[
         float | None,
         Field(description="Calibrated probability that the most probable label is right; absent unless the server may abstain."),
     ] = None
 
 
-class PredictResponse(BaseModel):
+class LabelsOfText(PredictedText):
+    """The prediction for one text that may have several labels."""
+
+    labels: Annotated[list[str], Field(description="The labels whose probability is at least 0.5.", examples=[["sport", "travel"]])]
+    probabilities: Annotated[
+        dict[str, float], Field(description="Probability of every label, each by itself.", examples=[{"sport": 0.9, "travel": 0.7}])
+    ]
+
+
+class NumberOfText(PredictedText):
+    """The prediction of a regression for one text."""
+
+    value: Annotated[float, Field(description="The number, in the unit of the training file.", examples=[3.42])]
+
+
+PredictionT = TypeVar("PredictionT", bound=PredictedText)
+
+
+class PredictResponse(BaseModel, Generic[PredictionT]):
     """One prediction per text, in the order of the texts."""
 
-    predictions: list[TextPrediction]
+    predictions: list[PredictionT]
+
+
+_RESPONSES: Final[Mapping[TaskKind, type[BaseModel]]] = {
+    "classification": PredictResponse[LabelOfText],
+    "multi-label": PredictResponse[LabelsOfText],
+    "regression": PredictResponse[NumberOfText],
+}
 
 
 class ErrorResponse(BaseModel):
@@ -99,16 +132,18 @@ _REASONS = {
 }
 _FAULTS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorResponse, "description": reason} for status, reason in _REASONS.items()}
 _UNREADY: dict[int | str, dict[str, Any]] = {503: {"model": StateResponse, "description": "Loading, or draining."}}
-_DESCRIPTION = """Classifies texts with a model exported by cramlm.
+_DESCRIPTION = """Predicts labels or numbers of texts with a model exported by cramlm.
 
 Predictions are in the order of the texts and equal to those of `cramlm predict`. With a token, send `Authorization: Bearer TOKEN`.
 Every error is `{"error": "one line", "error_type": "..."}`."""
 
 
-def build_app(batcher: Batcher, *, name: str, reads_pairs: bool, limits: Limits, metrics: Metrics, token: str | None) -> FastAPI:
+def build_app(
+    batcher: Batcher, *, name: str, kind: TaskKind, reads_pairs: bool, limits: Limits, metrics: Metrics, token: str | None
+) -> FastAPI:
     """Build the application for one model; all but the open paths need the `token`.
 
-    name: shown on the page. reads_pairs: the page has a field for the second texts.
+    name: shown on the page. kind: of the model's task. reads_pairs: the page has a field for the second texts.
     """
     app = FastAPI(
         title="cramlm",
@@ -129,9 +164,9 @@ def build_app(batcher: Batcher, *, name: str, reads_pairs: bool, limits: Limits,
     app.add_middleware(CheckAccess, token=token)
     app.add_middleware(CountRequests, metrics=metrics)  # the last one added is the outermost
 
-    @app.post("/v1/predict", response_model=PredictResponse, responses=_FAULTS, tags=["predict"])
+    @app.post("/v1/predict", response_model=_RESPONSES[kind], responses=_FAULTS, tags=["predict"])
     async def predict(request: Request, body: PredictRequest) -> Response:
-        """Classify texts. The probabilities of a text do not depend on the other texts, up to 1e-5."""
+        """Predict texts. The prediction of a text does not depend on the other texts, up to 1e-5."""
         pairs = [None] * len(body.texts) if body.pairs is None else body.pairs
         _check_texts(body.texts, pairs, limits)
         try:
@@ -171,14 +206,15 @@ def build_app(batcher: Batcher, *, name: str, reads_pairs: bool, limits: Limits,
 
 def _predictions(model: ServedModel, outputs: ModelOutputs) -> list[dict[str, Any]]:
     """Return the predictions in the form of `Prediction`, with the numbers of `Predictor.predict`."""
-    best = outputs.probabilities.argmax(axis=1).tolist()
     cut = (outputs.lengths > model.max_length).tolist()
+    made = KINDS[model.predictor.kind].predictions(outputs.values, model.labels)
+    fields = [field.name for field in dataclasses.fields(made[0])]
     predictions: list[dict[str, Any]] = [
-        {"label": model.labels[index], "probabilities": dict(zip(model.labels, row, strict=True)), "truncated": truncated}
-        for index, row, truncated in zip(best, outputs.probabilities.tolist(), cut, strict=True)
+        {**{name: getattr(prediction, name) for name in fields}, "truncated": truncated}
+        for prediction, truncated in zip(made, cut, strict=True)
     ]
     if model.abstention is not None:
-        confidences = model.abstention.confidence.of(outputs.probabilities).tolist()
+        confidences = model.abstention.confidence.of(outputs.values).tolist()
         for prediction, confidence in zip(predictions, confidences, strict=True):
             prediction["confidence"] = confidence
             if confidence < model.abstention.below:

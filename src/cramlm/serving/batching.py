@@ -38,11 +38,11 @@ CHARACTERS_PER_TOKEN = 3  # low on purpose; only the size of a batch depends on 
 class ModelOutputs:
     """Outputs for n texts.
 
-    probabilities: float32 (n, labels). lengths: int64 (n,), tokens of each text before truncation, special tokens included; of a linear
-    model words.
+    values: probabilities or numbers, float32 (n, labels). lengths: int64 (n,), tokens of each text before truncation, special tokens
+    included; of a linear model words.
     """
 
-    probabilities: FloatArray
+    values: FloatArray
     lengths: IntArray
 
 
@@ -82,11 +82,11 @@ class ServedModel:
         Raises:
             UsageError: if the model does not read pairs, or nothing else. DivergedError: if a logit is not finite.
         """
-        probabilities, lengths = self.predictor.compute(texts, pairs)
+        values, lengths = self.predictor.compute(texts, pairs)
         full = np.flatnonzero(lengths == self.max_length).tolist()
         if full:  # truncated, or exactly that long: count these without truncation
             lengths[full] = self.predictor.whole_lengths([texts[index] for index in full], [pairs[index] for index in full])
-        return ModelOutputs(probabilities, lengths)
+        return ModelOutputs(values, lengths)
 
 
 def load_model(
@@ -305,7 +305,7 @@ class Batcher:
         start = 0
         for work in batch:
             part = slice(start, start + len(work.texts))
-            results.append((work, ModelOutputs(outputs.probabilities[part], outputs.lengths[part])))
+            results.append((work, ModelOutputs(outputs.values[part], outputs.lengths[part])))
             start = part.stop
         self._deliver(results)
 

@@ -31,7 +31,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from cramlm.errors import EnvironmentFault, UsageError, counted
 from cramlm.inference.base import are_pairs, facts_of
 from cramlm.inference.folders import model_of
-from cramlm.inference.predictor import refuse_other_kinds
+from cramlm.inference.predictor import kind_in
 from cramlm.serving import Address, Limits
 from cramlm.serving.app import build_app
 from cramlm.serving.batching import Batcher, ServedModel
@@ -60,7 +60,6 @@ def serve(
         EnvironmentFault: if the port is taken. ArtifactError: if there is no model, or it cannot be loaded safely.
     """
     folder = model_of(path)
-    refuse_other_kinds(folder, "cramlm serve", "use cramlm predict")
     metrics = Metrics()
     started = time.monotonic()
 
@@ -69,7 +68,8 @@ def serve(
 
     batcher = Batcher(lambda: load(folder), limits=limits, metrics=metrics, window_seconds=window_seconds, loaded=loaded)
     reads_pairs = are_pairs(facts_of(folder)) is True
-    app = build_app(batcher, name=path.resolve().name, reads_pairs=reads_pairs, limits=limits, metrics=metrics, token=address.token)
+    settings: dict[str, Any] = {"name": path.resolve().name, "kind": kind_in(folder), "reads_pairs": reads_pairs, "token": address.token}
+    app = build_app(batcher, **settings, limits=limits, metrics=metrics)
     server = build_server(app, batcher, limits)
     with _listening(address, backlog=limits.connections) as listener, server.capture_signals():
         announce(f"listening on http://{_printable(listener)}")
