@@ -12,6 +12,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -38,7 +39,10 @@ GUIDES += [DOCS / "concepts/retrieval.md", DOCS / "concepts/reproducibility.md"]
 PLACEHOLDER = re.compile(r"OWNER|INDEX|://|--report-to|^track")  # a name to fill in, another machine, a service
 PARTIAL = ("reproduction.md", "log.md")  # their commands leave out the files
 PAGES = sorted([README, *(page for page in DOCS.rglob("*.md") if page.name not in PARTIAL)])
-SMALL = "--budget 1e12flops --preset tiny"  # in operations, so that the plan does not depend on what else the machine does
+BUDGET = "3e10flops"  # in operations, so that the plan does not depend on what else the machine does
+ENCODER = {f"encoder.{name}": size for name, size in {"layers": 1, "hidden": 32, "heads": 2, "intermediate": 32}.items()}
+SETTINGS = {"threads": 1, "tokenizer.vocab_size": 400, "baseline.c": [3.0], **ENCODER}
+STEPS = {"tokens_per_second": 1e6, "phases[0].steps": 2, "phases[1].steps": 2}  # nothing is measured or planned
 GOOD_OR_BAD = {"sea": "good", "hill": "bad"}
 RELATIONS = ["upregulator", "inhibitor", "part-of"]
 PROMPT_WORDS = "good great bad terrible : all in all , it was . chemical raises blocks lowers protein"  # of the guide about prompts
@@ -186,20 +190,32 @@ def shortened(arguments: list[str]) -> list[str]:
     """Return the arguments of a command, for one that trains with a budget for tiny data, of an experiment fewer runs."""
     if arguments[0] not in ("fit", "compare", "ablate"):
         return arguments
-    quick = "--set tokens_per_second=1e6 --set threads=1 --set phases[0].steps=2 --budget 2e10flops"
-    if "--base-model" not in arguments:  # whose weights have a size
-        quick += " --preset tiny --set encoder.layers=1 --set encoder.hidden=32 --set encoder.heads=2 --set encoder.intermediate=32"
-        quick += "" if arguments[0] == "compare" else " --set phases[1].steps=2"  # some recipes of `compare` have one phase
+    settings = SETTINGS | STEPS
+    if "--base-model" in arguments:  # whose weights have a size
+        settings = {name: value for name, value in settings.items() if name not in ENCODER}
+    if "--base-model" in arguments or arguments[0] == "compare":  # some recipes have one phase
+        del settings["phases[1].steps"]
+    quick = small(settings)
     if arguments[0] != "fit":
-        quick += " --seeds 1 --labels 20"
-    typed = re.sub(r"--(budget \d+m|seeds \d|labels [\w,]+|jobs \d)", "", shlex.join(arguments))
+        quick += " --seeds 1"
+    typed = re.sub(r"--(budget \d+m|seeds \d|jobs \d)", "", shlex.join(arguments))
+    typed = re.sub(r"--labels [\w,]+", "--labels 20", typed)
     typed = re.sub(r"(--over \S+=[\d.]+,[\d.]+)[\d.,]*", r"\1", typed)  # two values of a setting
     return shlex.split(f"{typed} {quick}")
 
 
+def small(settings: Mapping[str, Any]) -> str:
+    """Return the options of a command that trains with a budget for tiny data and these settings."""
+    return shlex.join(["--budget", BUDGET, *(part for assignment in assignments(settings) for part in ("--set", assignment))])
+
+
+def assignments(settings: Mapping[str, Any]) -> list[str]:
+    return [f"{name}={value}" for name, value in settings.items()]
+
+
 def run_block(kind: str, text: str, folder: Path) -> None:
-    """Run the code of a page in a folder with the tutorials' data, with a budget for tiny data and a store of its own."""
-    script = re.sub(r"--budget \d+m", SMALL, text)
+    """Run the code of a page in a folder with the tutorials' data, with a budget and an encoder for tiny data and a store of its own."""
+    script = re.sub(r"^(cramlm (?:fit|compare) .*?) --budget \d+m(.*)", rf"\1\2 {small(SETTINGS)}", text, flags=re.MULTILINE)
     command = ["bash", "-euo", "pipefail", "-c", script] if kind == "sh" else [sys.executable, "-c", script]
     own = {"CRAMLM_STORE": str(folder / "store"), "HF_HUB_OFFLINE": "1"}
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
@@ -216,6 +232,16 @@ def test_the_python_code_of_the_page_on_retrieval_runs(tmp_path: Path, monkeypat
         exec(text, {})
 
 
+def run_line(line: str, folder: Path) -> None:
+    """Run a line of a shell block: in this process if it is one `cramlm` command, with the settings of `shortened`."""
+    if line.startswith("cramlm ") and not {"|", ">"} & set(line):
+        arguments = shlex.split(line, comments=True)[1:]
+        result = cramlm(*shortened(arguments), cwd=folder, environment={"CRAMLM_STORE": str(folder / "store")})
+        assert result.returncode == 0, f"{line}\n{result.stderr}"
+    else:
+        run_block("sh", line, folder)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
 def test_the_code_of_a_tutorial_runs(page: Path, tmp_path: Path) -> None:
@@ -223,7 +249,11 @@ def test_the_code_of_a_tutorial_runs(page: Path, tmp_path: Path) -> None:
     code = blocks(page, "sh", "python")
     assert code
     for kind, text in code:
-        run_block(kind, text, tmp_path)
+        if kind == "sh":
+            for line in text.replace("\\\n", " ").splitlines():
+                run_line(line, tmp_path)
+        else:
+            run_block(kind, text, tmp_path)
 
 
 @pytest.mark.slow
@@ -262,9 +292,12 @@ def test_the_code_of_the_readme_and_of_the_guide_runs(tmp_path: Path) -> None:
     data = "from pathlib import Path\nfrom cramlm.data.sample import write_sample\nwrite_sample(Path('data'))\n"
     data += "import json\nrows = [json.loads(line) for line in open('train.jsonl')]\n"
     data += "texts, labels = ([row[name] for row in rows] for name in ('text', 'label'))\n"
+    data += "from cramlm.config.run import apply_overrides, load_config\n"
+    data += f"small = lambda config: load_config(apply_overrides(config.model_dump(mode='json'), {assignments(SETTINGS | STEPS)}))\n"
     parts = ["".join(text for _, text in blocks(page, "python")) for page in (README, DOCS / "guides/using.md")]
     script = data + "import shutil\nshutil.copytree('runs/python', 'runs/mine')\n".join(parts)  # the guide's run is the README's
-    script = re.sub(r'budget="\d+m"', 'budget="1e12flops"', script)
+    script = re.sub(r'budget="\d+m"\)\n', f'budget="{BUDGET}")\nconfig = small(config)\n', script, count=1)
+    script = re.sub(r'budget="\d+m"', f'budget="{BUDGET}", settings={SETTINGS | STEPS}', script)
     export = "from cramlm.cli.app import app\napp(['export', 'runs/mine', '--format', 'onnx'], standalone_mode=False)\n"
     script = script.replace("from cramlm import OnnxPredictor", export + "from cramlm import OnnxPredictor", 1)
     for _, text in blocks(README, "sh"):
@@ -275,7 +308,8 @@ def test_the_code_of_the_readme_and_of_the_guide_runs(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_notebook_runs(tmp_path: Path) -> None:
     notebook = tmp_path / "notebook.ipynb"
-    text, count = re.subn(r'budget=\\"1m\\"', r'budget=\\"1e12flops\\"', NOTEBOOK.read_text("utf-8"))
+    quick = json.dumps(f'budget="{BUDGET}", settings={SETTINGS | STEPS}')[1:-1]
+    text, count = re.subn(r'budget=\\"1m\\"', lambda _: quick, NOTEBOOK.read_text("utf-8"))
     assert count == 1
     notebook.write_text(text, "utf-8")
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
