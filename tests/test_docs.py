@@ -12,7 +12,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -326,15 +326,17 @@ def outputs(notebook: Path) -> list[list[str]]:
     return [[output["output_type"] for output in cell["outputs"]] for cell in cells if cell["cell_type"] == "code"]
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="session")
+def site(once: Callable[[str, Callable[[Path], object]], Path]) -> Path:
     """The documentation site, built without warnings."""
     pytest.importorskip("material", reason="no mkdocs-material: pip install 'cramlm[docs]'")
-    folder: Path = tmp_path_factory.mktemp("documentation") / "site"
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
-    result = subprocess.run(command, cwd=DOCS.parent, capture_output=True, text=True, timeout=600)
-    assert result.returncode == 0, result.stderr
-    return folder
+
+    def build(folder: Path) -> None:
+        command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+        result = subprocess.run(command, cwd=DOCS.parent, capture_output=True, text=True, timeout=600)
+        assert result.returncode == 0, result.stderr
+
+    return once("documentation", build)
 
 
 @pytest.mark.slow
@@ -347,15 +349,17 @@ def test_the_site_holds_the_generated_pages_and_loads_nothing_from_elsewhere(sit
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("width", [400, 1300])
-def test_no_page_of_the_site_scrolls_horizontally(site: Path, browser: Any, width: int) -> None:
+def test_no_page_of_the_site_scrolls_horizontally(site: Path, browser: Any) -> None:
     pages = sorted(site.rglob("index.html"))
     assert len(pages) > 40
-    context = browser.new_context(viewport={"width": width, "height": 900})
+    context = browser.new_context()
     tab = context.new_page()
     for page in pages:
         tab.goto(page.as_uri())
-        assert tab.evaluate("document.documentElement.scrollWidth") <= width, page.relative_to(site)
+        for width in (400, 1300):
+            tab.set_viewport_size({"width": width, "height": 900})
+            shown, content = tab.evaluate("[innerWidth, document.documentElement.scrollWidth]")
+            assert content <= shown == width, page.relative_to(site)
     context.close()
 
 
