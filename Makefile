@@ -38,7 +38,7 @@ test-slow: $(READY)  ## run all tests, including those marked slow
 	@$(RUN)pytest -m 'slow or not slow' --hypothesis-profile=slow
 
 test-docs: $(READY)  ## run the code of the README, the guide, the tutorials and the notebook on a tiny task
-	@$(RUN)pytest -n $(WORKERS) -m 'slow or not slow' tests/test_docs.py
+	@$(RUN)pytest -n $(WORKERS) --dist worksteal -m slow tests/test_docs.py
 
 test-lowest: $(LOWEST)/.ready  ## run the test suite with the oldest versions that pyproject.toml allows, in its own environment
 	@$(LOWEST)/bin/pytest -n $(WORKERS) --dist loadfile
