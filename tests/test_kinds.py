@@ -7,6 +7,7 @@ import json
 import random
 import re
 import shutil
+import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -169,13 +170,11 @@ def test_an_operation_that_a_kind_does_not_have_is_refused_in_one_line(fitted: t
     kind, folder = fitted
     data, export = folder / "data", folder / "run/export"
     refused = f"is for texts of one label each, and this is a {kind} task; "
-    compare = f"compare --recipes labels-only --task-type {kind} --labels 20 --train"
     for command in (
         ("explain", export, SEA),
         ("serve", export, "--abstain-below", "0.5"),
         ("predict", export, data / "test.jsonl", "--abstain-below", "0.5"),
         ("check", data / "train.jsonl", "--task-type", kind, "--model", folder / "run"),
-        (*compare.split(), data / "train.jsonl", "--out", folder / "c"),
     ):
         assert refused in error_line(cramlm(*command), 2)
     with pytest.raises(UsageError, match=refused):
@@ -207,6 +206,29 @@ def test_the_onnx_form_predicts_what_the_model_predicts(fitted: tuple[str, Path]
         assert isinstance(predictor.predict([SEA])[0], LabelsPrediction if kind == "multi-label" else NumberPrediction)
     shown = succeed("export", folder / "run", "--int8", "-o", tmp_path / "int8").stderr
     assert ("int8 gives the same labels for" if kind == "multi-label" else "int8 differs by at most") in shown
+
+
+def test_recipes_are_compared_by_the_metric_of_the_kind_on_samples_that_have_every_label(fitted: tuple[str, Path], tmp_path: Path) -> None:
+    kind, folder = fitted
+    files = [item for split in ("train", "dev", "test") for item in (f"--{split}", folder / f"data/{split}.jsonl")]
+    arms = f"tfidf,{folder / 'run.toml'}"
+    succeed("compare", "--recipes", arms, "--task-type", kind, "--labels", "12,30", "--seeds", "1", *files, "--out", tmp_path / "c")
+    table = (tmp_path / "c/table.md").read_text("utf-8")
+    header, *rows = [line for line in table.splitlines() if line.startswith("| ")]
+    names = "test macro-F1 | test micro-F1 |" if kind == "multi-label" else "test Pearson | test Spearman |"
+    assert f"| arm | labels | seeds | {names} difference to the first (95 %), p |" in header
+    assert [row.split(" | ")[0] for row in rows] == ["| tfidf", "| run", "| run combined"] * 2
+    results = json.loads((tmp_path / "c/results.json").read_bytes())
+    scores = json.loads((tmp_path / "c/runs/30/run/1/evaluation/scores.json").read_bytes())["models"]["run"]["test"]
+    main = "macro_f1" if kind == "multi-label" else "pearson"
+    assert results["rows"][4]["scores"][f"test {main}"]["mean"] == scores[main]
+    assert results["pairs"][0]["kind"] == kind
+    samples = {file.name.split("-")[1]: read_jsonl(file) for file in (tmp_path / "c/subsamples").glob("train-*")}
+    assert {row["text"] for row in samples["12"]} < {row["text"] for row in samples["30"]}
+    assert len(samples["12"]) == 12
+    if kind == "multi-label":
+        assert {name for row in samples["12"] for name in row["label"]} == set(TOPICS)
+    ET.fromstring((tmp_path / "c/scores.svg").read_text("utf-8"))
 
 
 def test_texts_to_label_next_are_chosen_for_several_labels_and_not_for_numbers(fitted: tuple[str, Path], tmp_path: Path) -> None:

@@ -8,9 +8,10 @@ import json
 import numpy as np
 import pytest
 from evaluation_fixtures import LABELS, dev_task
+from scipy.stats import pearsonr
 from sklearn.metrics import f1_score
 
-from cramlm.data.labels import format_labels
+from cramlm.data.labels import format_labels, format_number
 from cramlm.evaluation.comparison import SPLITS, Verdict, _half, compare_on_dev, compare_predictions, cross_fitted, holm
 from cramlm.evaluation.kinds import DevScorer
 from cramlm.records import IntArray, TaskKind
@@ -34,6 +35,28 @@ def test_the_difference_is_the_mean_over_seeds_of_scikit_learns_macro_f1() -> No
     assert difference == compare_predictions(TRUE, one, other, trials=200)
     mirrored = compare_predictions(TRUE, other, one, trials=200)
     assert (mirrored.value, mirrored.p) == (pytest.approx(-difference.value), difference.p)
+
+
+def test_differences_of_several_labels_are_those_of_scikit_learn_and_of_numbers_those_of_scipy() -> None:
+    random = np.random.default_rng(3)
+    truth = random.random((200, 3)) < np.array([0.5, 0.3, 0.1])
+    sides = [truth ^ (random.random(truth.shape) < wrong) for wrong in (0.1, 0.3)]
+    true, one, other = (
+        [format_labels([name for name, is_true in zip(LABELS, row, strict=True) if is_true]) for row in each] for each in (truth, *sides)
+    )
+    difference = compare_predictions(true, [one], [other], kind="multi-label", trials=200)
+    assert difference.value == pytest.approx(f1_score(truth, sides[0], average="macro") - f1_score(truth, sides[1], average="macro"))
+    assert difference.low < difference.value < difference.high
+    assert difference.p < 0.01
+    numbers = 2000 + random.normal(size=200)
+    near, far = (numbers + random.normal(scale=scale, size=200) for scale in (0.5, 1.5))
+    as_labels = [[format_number(value) for value in values] for values in (numbers, near, far)]
+    difference = compare_predictions(as_labels[0], [as_labels[1]], [as_labels[2]], kind="regression", trials=200)
+    assert difference.value == pytest.approx(pearsonr(numbers, near)[0] - pearsonr(numbers, far)[0])
+    assert difference.low < difference.value < difference.high
+    assert difference.p < 0.01
+    constant = compare_predictions(as_labels[0], [["7.0"] * 200], [["7.0"] * 200], kind="regression", trials=50)
+    assert (constant.value, constant.p) == (0, 1)
 
 
 def test_the_score_on_a_dev_set_of_one_row_is_that_of_the_row() -> None:

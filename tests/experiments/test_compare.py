@@ -219,9 +219,10 @@ def test_recipes_that_start_from_a_checkpoint_get_it_and_others_do_not(tmp_path:
 
 
 def test_an_experiment_that_cannot_run_leaves_no_folder(tmp_path: Path) -> None:
-    task = write_arms(tmp_path / "data") | {"kind": "multi-label"}
-    with pytest.raises(UsageError, match="one label each"):
-        compare(Grid(arms_of(["tfidf"]), (1,), ("all",), task), out=tmp_path / "out", store=tmp_path / "store")
+    task = write_arms(tmp_path / "data")
+    other = Arm("numbers", "tfidf", settings=("task.kind=regression",))
+    with pytest.raises(UsageError, match=r"tasks of several kinds \(classification, regression\)"):
+        compare(Grid((*arms_of(["tfidf"]), other), (1,), ("all",), task), out=tmp_path / "out", store=tmp_path / "store")
     assert not (tmp_path / "out").exists()
 
 
@@ -252,7 +253,7 @@ def test_a_subsample_is_stratified_and_contains_smaller_subsamples(tmp_path: Pat
     assert {row["text"] for row in few} <= {row["text"] for row in more}
     assert few == sample(20, 1) != sample(20, 2)
     for count in (2, 500):
-        with pytest.raises(UsageError, match="between, or all"):
+        with pytest.raises(UsageError, match="expected a number from 3 to 201, or all"):
             sample(count, 1)
 
 

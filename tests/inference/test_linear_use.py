@@ -116,7 +116,7 @@ def test_the_card_describes_the_fit_and_the_comparison(finished: Path) -> None:
     assert "None" not in card
 
 
-def test_multi_label_models_predict_but_are_not_served(tmp_path: Path) -> None:
+def test_a_linear_model_of_several_labels_is_loaded_as_such(tmp_path: Path) -> None:
     words = [(topic, word, other) for topic in TOPICS for word in TOPICS[topic] for other in "ab"]
     rows = [{"text": f"{word} {other}", "label": [topic] if other == "a" else list(TOPICS)} for topic, word, other in words]
     write_jsonl(tmp_path / "train.jsonl", rows)

@@ -1,7 +1,7 @@
 """Compare models: paired significance tests on test rows, and the recommendation of one model of a run, by dev alone.
 
-Significance. The statistic is the mean over seeds of the score of one method less that of the other (macro-F1 or accuracy), on the same
-test rows.
+Significance. The statistic is the mean over seeds of the score of one method less that of the other (macro-F1 or accuracy; of numbers
+Pearson's correlation), on the same test rows.
 
     p          approximate randomisation: for every test row, the predictions of the two methods are exchanged or not, at random and in all
                seeds alike (predictions of two seeds for one row are not independent). p is the share of differences at least as large,
@@ -10,8 +10,8 @@ test rows.
     interval   paired bootstrap at 95 %: rows and seeds are sampled with replacement, the same for both methods. With one seed only rows
                vary; with few seeds the interval is a little narrow.
 
-`holm` corrects several p for their number (Holm 1979). Exchanging and sampling rows change counts per label only, so a thousand trials are
-one matrix product.
+`holm` corrects several p for their number (Holm 1979). Every score is a function of sums over rows (counts per label, moments of numbers),
+so a thousand trials are one matrix product.
 
 Recommendation. Every model is the best on dev of many candidates, and the more candidates there were, the more its dev score is too high.
 Models are therefore compared by cross-fitted scores: the candidate is chosen on one half of dev and scored on the other, both ways, over
@@ -29,8 +29,9 @@ from typing import Any, Final, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from cramlm.data.labels import RULES
 from cramlm.evaluation.kinds import METRIC_NAMES, DevScorer, ScoreArray, format_metric, is_percent
-from cramlm.records import IntArray
+from cramlm.records import IntArray, TaskKind
 
 Metric: TypeAlias = Literal["macro_f1", "accuracy"]
 _Floats: TypeAlias = npt.NDArray[np.float64]
@@ -59,28 +60,31 @@ def compare_predictions(
     one: Sequence[Sequence[str]],
     other: Sequence[Sequence[str]],
     *,
+    kind: TaskKind = "classification",
     metric: Metric = "macro_f1",
     trials: int = TRIALS,
 ) -> Difference:
-    """The score of `one` less that of `other`. one, other: for each seed the predictions for the rows of `true`, in order."""
+    """The score of `one` less that of `other`. one, other: for each seed the predictions for the rows of `true`, in order, all as labels of
+    `Example`. metric: of labels; numbers are compared by Pearson's correlation.
+    """
     assert len(one) == len(other) > 0, f"{len(one)} and {len(other)} seeds"
     assert all(len(predictions) == len(true) > 0 for predictions in (*one, *other))
-    names = sorted({*true, *(label for predictions in (*one, *other) for label in predictions)})
-    codes = {name: code for code, name in enumerate(names)}
-    truth = np.array([codes[label] for label in true])
-    sides = [
-        [_Predictions(truth, np.array([codes[label] for label in predictions]), len(names)) for predictions in side]
-        for side in (one, other)
-    ]
-    value = float(np.mean([a.score(metric) - b.score(metric) for a, b in zip(*sides, strict=True)]))
+    if kind == "regression":
+        terms, score = functools.partial(_moments, _numbers(true)), _pearson
+        sides = [[terms(_numbers(predictions)) for predictions in side] for side in (one, other)]
+    else:
+        names = sorted({name for labels in (true, *one, *other) for label in labels for name in RULES[kind].names(label)})
+        columns = {name: column for column, name in enumerate(names)}
+        truth = _label_sets(true, kind, columns)
+        sides = [[_counts(truth, _label_sets(predictions, kind, columns)) for predictions in side] for side in (one, other)]
+        score = functools.partial(_label_score, metric=metric)
+    value = float(np.mean([score(a.sum(axis=0)) - score(b.sum(axis=0)) for a, b in zip(*sides, strict=True)]))
     samples = _sample(len(true), trials)
     swapped = np.mean(
-        [a.score_swapped(b, samples.swaps, metric) - b.score_swapped(a, samples.swaps, metric) for a, b in zip(*sides, strict=True)], axis=0
+        [score(_swapped(a, b, samples.swaps)) - score(_swapped(b, a, samples.swaps)) for a, b in zip(*sides, strict=True)], axis=0
     )
     hits = int((np.abs(swapped) >= abs(value) - 1e-12).sum())
-    resampled = np.stack(
-        [a.score_weighted(samples.weights, metric) - b.score_weighted(samples.weights, metric) for a, b in zip(*sides, strict=True)]
-    )
+    resampled = np.stack([score(samples.weights @ a) - score(samples.weights @ b) for a, b in zip(*sides, strict=True)])
     seeds = np.random.Generator(np.random.Philox(key=[0, 0x5EED])).integers(0, len(one), size=(len(one), trials))
     means = np.take_along_axis(resampled, seeds, axis=0).mean(axis=0)
     low, high = (float(end) for end in np.percentile(means, [50 * (1 - LEVEL), 50 * (1 + LEVEL)]))
@@ -114,38 +118,53 @@ def holm(p: Mapping[str, float]) -> dict[str, float]:
     return {name: corrected[name] for name in p}
 
 
-class _Predictions:
-    """The predictions of one seed as counts per row and label: hits, and involved (true + predicted, the denominator of F1)."""
-
-    def __init__(self, truth: npt.NDArray[np.int64], predictions: npt.NDArray[np.int64], labels: int) -> None:
-        one_of = np.eye(labels, dtype=np.float32)
-        self.hit = one_of[truth] * (truth == predictions)[:, None]
-        self.involved = one_of[truth] + one_of[predictions]
-
-    def score(self, metric: Metric) -> float:
-        return float(_score(self.hit.sum(axis=0), self.involved.sum(axis=0), metric))
-
-    def score_swapped(self, other: _Predictions, swaps: _Singles, metric: Metric) -> _Floats:
-        """Scores (trials,) with the predictions of `other` in the rows of `swaps` (trials, rows)."""
-        hit = self.hit.sum(axis=0) + swaps @ (other.hit - self.hit)
-        involved = self.involved.sum(axis=0) + swaps @ (other.involved - self.involved)
-        return _score(hit, involved, metric)
-
-    def score_weighted(self, weights: _Singles, metric: Metric) -> _Floats:
-        """Scores (trials,) of rows that occur `weights` (trials, rows) times."""
-        return _score(weights @ self.hit, weights @ self.involved, metric)
+def _swapped(one: _Singles, other: _Singles, swaps: _Singles) -> _Singles:
+    """Sums (trials, k) of the terms `one` (rows, k), with those of `other` in the rows of `swaps` (trials, rows)."""
+    sums: _Singles = one.sum(axis=0) + swaps @ (other - one)
+    return sums
 
 
-def _score(hit: _Singles, involved: _Singles, metric: Metric) -> _Floats:
-    """Over the last axis, labels: macro-F1 over the labels involved, or accuracy."""
-    hit, involved = hit.astype(np.float64), involved.astype(np.float64)
+def _label_sets(labels: Sequence[str], kind: TaskKind, columns: Mapping[str, int]) -> _Singles:
+    """One for each label of a row, float32 (rows, labels)."""
+    sets = np.zeros((len(labels), len(columns)), dtype=np.float32)
+    for row, label in enumerate(labels):
+        sets[row, [columns[name] for name in RULES[kind].names(label)]] = 1
+    return sets
+
+
+def _counts(truth: _Singles, predicted: _Singles) -> _Singles:
+    """Counts per row and label, (rows, 2 * labels): hits, then involved (true + predicted, the denominator of F1)."""
+    return np.concatenate([truth * predicted, truth + predicted], axis=1)
+
+
+def _label_score(sums: _Singles, *, metric: Metric) -> _Floats:
+    """Over the last axis, sums of `_counts`: macro-F1 over the labels involved, or accuracy."""
+    hit, involved = np.split(sums.astype(np.float64), 2, axis=-1)
     if metric == "accuracy":
         share: _Floats = 2 * hit.sum(axis=-1) / involved.sum(axis=-1)
         return share
     occurs = involved > 0.5  # sums of differences are whole numbers up to rounding
     f1 = np.divide(2 * hit, involved, out=np.zeros_like(hit), where=occurs)
-    mean: _Floats = f1.sum(axis=-1) / occurs.sum(axis=-1)
+    mean: _Floats = f1.sum(axis=-1) / np.maximum(occurs.sum(axis=-1), 1)
     return mean
+
+
+def _numbers(labels: Sequence[str]) -> _Floats:
+    return np.array([float(label) for label in labels])
+
+
+def _moments(truth: _Floats, predicted: _Floats) -> _Floats:
+    """1, x, y, x^2, y^2 and xy of each row (rows, 6), of numbers less the mean of the true ones, whose squares keep their digits."""
+    x, y = predicted - truth.mean(), truth - truth.mean()
+    return np.stack([np.ones(len(x)), x, y, x * x, y * y, x * y], axis=1)
+
+
+def _pearson(sums: _Floats) -> _Floats:
+    """Pearson's correlation from sums of `_moments` over the last axis; 0 of constant numbers."""
+    count, x, y, xx, yy, xy = np.moveaxis(sums, -1, 0)
+    lengths = np.sqrt(np.maximum(xx - x * x / count, 0) * np.maximum(yy - y * y / count, 0))
+    correlation: _Floats = np.divide(xy - x * y / count, lengths, out=np.zeros_like(lengths), where=lengths > 1e-12)
+    return correlation
 
 
 @dataclass(frozen=True, slots=True)

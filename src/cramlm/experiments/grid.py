@@ -19,13 +19,13 @@ import numpy as np
 
 from cramlm.cli.options import resolve_run
 from cramlm.config.run import RunConfig, load_config, read_toml
+from cramlm.data.labels import RULES
 from cramlm.data.task import RowFormat, read_examples
-from cramlm.errors import UsageError
-from cramlm.evaluation.kinds import require_single_label
+from cramlm.errors import UsageError, counted
 from cramlm.pipeline.run_folder import RUNS, name_of_task
 from cramlm.recipes import RECIPES
 from cramlm.recipes.recipe import on_task_text
-from cramlm.records import Example
+from cramlm.records import Example, TaskKind
 from cramlm.storage.artifacts import hash_json, publish_file
 
 ALL = "all"
@@ -164,14 +164,12 @@ def check_arms(grid: Grid) -> None:
     """Check that every arm fits the data; write nothing. The checkpoint is for the arms that start from one, the preset for the others.
 
     Raises:
-        UsageError, DataError: if an arm does not fit the data. UsageError: if the task is not a classification, or no arm uses the
+        UsageError, DataError: if an arm does not fit the data. UsageError: if the arms have tasks of several kinds, or no arm uses the
         checkpoint or the preset.
     """
     configs = [_config(grid, arm, dict(grid.task), grid.seeds[0]) for arm in grid.arms]
-    for config in configs:
-        require_single_label(
-            config.task.kind, "an experiment of several runs", "run cramlm fit for each recipe and compare them with cramlm report RUN RUN"
-        )
+    if len(kinds := sorted({config.task.kind for config in configs})) > 1:
+        raise UsageError(f"the arms have tasks of several kinds ({', '.join(kinds)}), which have no score in common; choose one kind")
     if grid.init is not None and all(config.init is None for config in configs):
         raise UsageError(f"no arm starts from --base-model {grid.init}; name one that does, like tlm{ON_INIT} or plm, or drop it")
     if grid.preset is not None and all(config.init is not None for config in configs):
@@ -250,7 +248,7 @@ def _split_values(values: str) -> list[str]:
 
 
 def subsample(task: Mapping[str, Any], *, count: int, seed: int, folder: Path) -> tuple[Path, Path | None]:
-    """Write a stratified sample of about `count` rows of `task["train"]` to `folder`, with the same column names.
+    """Write a sample of about `count` rows of `task["train"]` to `folder`, with the same column names; stratified if texts have one label.
 
     Return the file, and that of the other rows without their labels (None if there are none). Every label has at least one row. With
     equal seeds, a smaller sample is a subset of a larger one.
@@ -260,13 +258,14 @@ def subsample(task: Mapping[str, Any], *, count: int, seed: int, folder: Path) -
     """
     columns = {name: task.get(f"{name}_column") or default for name, default in (("text", "text"), ("label", "label"))}
     pair = task.get("text_pair_column")
-    row_format = RowFormat(columns["text"], columns["label"], pair)
+    kind: TaskKind = task.get("kind") or "classification"
+    row_format = RowFormat(columns["text"], columns["label"], pair, kind, task.get("label_separator") or "|")
     examples = read_examples(task["train"], row_format, on_bad_row=task.get("on_bad_row") or "fail")
-    drawn = set(_sample(examples, count, seed, str(task["train"])))
+    drawn = set(_sample(examples, count, seed, str(task["train"]), kind))
     rows: tuple[list[str], list[str]] = [], []
     for index, example in enumerate(examples):
         row = {columns["text"]: example.text, **({} if pair is None else {pair: example.text_pair})}
-        row |= {columns["label"]: example.label} if index in drawn else {}
+        row |= {columns["label"]: RULES[kind].plain(str(example.label))} if index in drawn else {}
         rows[index not in drawn].append(json.dumps(row, ensure_ascii=False) + "\n")
     files = []
     for name, lines in zip(("train", "rest"), rows, strict=True):
@@ -279,18 +278,32 @@ def subsample(task: Mapping[str, Any], *, count: int, seed: int, folder: Path) -
     return files[0], files[1]
 
 
-def _sample(examples: list[Example], count: int, seed: int, origin: str) -> list[int]:
+def _sample(examples: list[Example], count: int, seed: int, origin: str, kind: TaskKind) -> list[int]:
     """Ascending indices."""
-    by_label: dict[str, list[int]] = defaultdict(list)
+    rules, by_stratum, labels = RULES[kind], defaultdict[str, list[int]](list), set[str]()
     for index, example in enumerate(examples):
-        by_label[str(example.label)].append(index)
-    if not len(by_label) <= count <= len(examples):
+        by_stratum[rules.stratum(str(example.label))].append(index)
+        labels.update(rules.names(str(example.label)))
+    least = max(2, len(labels))
+    if not least <= count <= len(examples):
+        what = f" of {counted(len(labels), 'label')}" if labels else ""
         raise UsageError(
-            f"--labels {count}: {origin} has {len(examples):,} rows of {len(by_label)} labels; expected a number between, or all"
+            f"--labels {count}: {origin} has {len(examples):,} rows{what}; expected a number from {least} to {len(examples):,}, or all"
         )
     generator = np.random.Generator(np.random.Philox(key=[seed, _SUBSAMPLE_STREAM]))
     sampled: list[int] = []
-    for label in sorted(by_label):
-        share = max(1, round(count * len(by_label[label]) / len(examples)))
-        sampled += generator.permutation(by_label[label])[:share].tolist()
+    for stratum in sorted(by_stratum):
+        share = max(1, round(count * len(by_stratum[stratum]) / len(examples)))
+        order = generator.permutation(by_stratum[stratum]).tolist()
+        sampled += (order if kind == "classification" else _new_labels_first(order, examples, kind))[:share]
     return sorted(sampled)
+
+
+def _new_labels_first(order: list[int], examples: list[Example], kind: TaskKind) -> list[int]:
+    """Move rows that have a label which no earlier row has to the front."""
+    seen, first, others = set[str](), list[int](), list[int]()
+    for index in order:
+        names = set(RULES[kind].names(str(examples[index].label)))
+        (others if names <= seen else first).append(index)
+        seen |= names
+    return first + others

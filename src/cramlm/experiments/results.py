@@ -12,18 +12,20 @@ import itertools
 import json
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePath
 from typing import Any, Final
 
 from cramlm.config.retriever import Bm25Config
 from cramlm.config.run import RunConfig
+from cramlm.data.labels import format_labels, format_number
 from cramlm.errors import counted
 from cramlm.evaluation.comparison import compare_predictions, holm
+from cramlm.evaluation.kinds import KINDS, METRIC_NAMES, format_metric, is_percent, main_metric
 from cramlm.experiments.grid import ALL, Cell
 from cramlm.pipeline.run_folder import USAGE
-from cramlm.records import COMBINED, LINEAR_NAMES
+from cramlm.records import COMBINED, LINEAR_NAMES, TaskKind
 from cramlm.reporting.charts import Seeds, seeds_chart
 from cramlm.storage.artifacts import MANIFEST, hash_json, publish_file
 
@@ -113,8 +115,9 @@ SPLITS: Final = ("test", "test_leak_free", "dev")
 class CellResult:
     """A run, or a linear model of one.
 
-    scores: split -> macro_f1, micro_f1, accuracy. flops: "paper" and "executed", sums over phases; empty for a linear model. passages,
-    tokens: size of the selected raw text, tokens are estimated. true, predictions: labels of the test rows.
+    scores: split -> the metrics of the kind's tables. flops: "paper" and "executed", sums over phases; empty for a linear model. passages,
+    tokens: size of the selected raw text, tokens are estimated. true, predictions: labels of the test rows as `Example` holds them.
+    kind: of the task.
     """
 
     arm: str
@@ -128,6 +131,7 @@ class CellResult:
     tokens: float
     true: tuple[str, ...] = ()
     predictions: tuple[str, ...] = ()
+    kind: TaskKind = "classification"
 
     @property
     def is_baseline(self) -> bool:
@@ -177,11 +181,20 @@ class Row:
     parameters: int | None
     passages: float
     tokens: float
+    kind: TaskKind = "classification"
+
+    @property
+    def metrics(self) -> tuple[str, str]:
+        """The metric by which models are compared, and another one."""
+        other, main = KINDS[self.kind].table_metrics[1:]
+        return main, other
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Test macro-F1 of `arm` minus that of `other`, over common seeds. p_holm: Holm-corrected for all arms compared with `other`."""
+    """Test score of `arm` by the main metric minus that of `other`, over common seeds. p_holm: Holm-corrected for all arms compared with
+    `other`.
+    """
 
     arm: str
     other: str
@@ -192,6 +205,7 @@ class Pair:
     high: float
     p: float
     p_holm: float
+    kind: TaskKind = "classification"
 
 
 def read_results(cells: Sequence[Cell]) -> list[CellResult]:
@@ -239,6 +253,7 @@ def _rank(result: CellResult) -> int:
 def pairs_of(results: Sequence[CellResult]) -> list[Pair]:
     """Compare every two arms of a group that have predictions of the same test rows; the later arm minus the earlier."""
     pairs = []
+    kind = results[0].kind if results else "classification"
     for labels in dict.fromkeys(result.labels for result in results):
         arms: dict[str, dict[int, CellResult]] = {}
         for result in results:
@@ -250,13 +265,13 @@ def pairs_of(results: Sequence[CellResult]) -> list[Pair]:
             true = {each.true for name in (arm, other) for each in (arms[name][seed] for seed in seeds)}
             if seeds and len(true) == 1:
                 predictions = [[arms[name][seed].predictions for seed in seeds] for name in (arm, other)]
-                differences[arm, other] = len(seeds), compare_predictions(next(iter(true)), predictions[0], predictions[1])
+                differences[arm, other] = len(seeds), compare_predictions(next(iter(true)), *predictions, kind=kind)
         for other in arms:
             family = {arm: difference for (arm, compared), (_, difference) in differences.items() if compared == other}
             corrected = holm({arm: difference.p for arm, difference in family.items()})
             for arm, each in family.items():
                 count = differences[arm, other][0]
-                pairs.append(Pair(arm, other, labels, count, each.value, each.low, each.high, each.p, corrected[arm]))
+                pairs.append(Pair(arm, other, labels, count, each.value, each.low, each.high, each.p, corrected[arm], kind))
     return pairs
 
 
@@ -281,8 +296,8 @@ def _result(cell: Cell, scores: Mapping[str, Any]) -> CellResult:
         report = json.loads(selection.read_bytes())
         passages, tokens = report["documents"]["selected"], float(report["tokens"]["estimated"])
     parameters = json.loads(provenance.read_bytes()).get("parameters") if provenance.is_file() else None
-    true, predictions = _predictions(cell.folder / "evaluation" / "predictions-test.jsonl")
-    own = _scores(scores["models"][cell.config.name])
+    true, predictions = _predictions(cell.folder / "evaluation" / "predictions-test.jsonl", scores["kind"])
+    own = _scores(scores["models"][cell.config.name], scores["kind"])
     return CellResult(
         cell.arm.name,
         cell.labels,
@@ -295,6 +310,7 @@ def _result(cell: Cell, scores: Mapping[str, Any]) -> CellResult:
         tokens,
         true,
         predictions,
+        scores["kind"],
     )
 
 
@@ -305,8 +321,8 @@ def _is_combined(arm: str) -> bool:
 
 def _combined_result(cell: Cell, scores: Mapping[str, Any]) -> CellResult:
     """The combination of a run's encoder with its linear models; its costs are those of the run."""
-    true, predictions = _predictions(cell.folder / "evaluation" / f"predictions-test-{COMBINED}.jsonl")
-    entry = _scores(scores["models"][COMBINED])
+    true, predictions = _predictions(cell.folder / "evaluation" / f"predictions-test-{COMBINED}.jsonl", scores["kind"])
+    entry = _scores(scores["models"][COMBINED], scores["kind"])
     return replace(_result(cell, scores), arm=f"{cell.arm.name} {COMBINED}", scores=entry, true=true, predictions=predictions)
 
 
@@ -314,22 +330,25 @@ def _linear_result(cell: Cell, scores: Mapping[str, Any], name: str) -> CellResu
     """name: one of `LINEAR_MODELS` that is in `scores`."""
     entry = scores["models"][name]
     usage = Usage(seconds=float(entry["fit"]["seconds"]))
-    true, predictions = _predictions(cell.folder / "evaluation" / f"predictions-test-{name}.jsonl")
-    return CellResult(name, cell.labels, cell.seed, _scores(entry), usage, {}, None, 0, 0.0, true, predictions)
+    true, predictions = _predictions(cell.folder / "evaluation" / f"predictions-test-{name}.jsonl", scores["kind"])
+    own = _scores(entry, scores["kind"])
+    return CellResult(name, cell.labels, cell.seed, own, usage, {}, None, 0, 0.0, true, predictions, scores["kind"])
 
 
-def _scores(entry: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    names = ("macro_f1", "micro_f1", "accuracy")
+def _scores(entry: Mapping[str, Any], kind: TaskKind) -> dict[str, dict[str, float]]:
+    names = KINDS[kind].table_metrics[::-1]
     return {split: {name: float(entry[split][name]) for name in names} for split in SPLITS if split in entry}
 
 
-def _predictions(path: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return true and predicted labels of the test rows; empty without a test file."""
+def _predictions(path: Path, kind: TaskKind) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return true and predicted labels of the test rows, as `Example` holds them; empty without a test file."""
     if not path.is_file():
         return (), ()
     with path.open(encoding="utf-8") as file:
         lines = [json.loads(line) for line in file]
-    return tuple(str(line["label"]) for line in lines), tuple(str(line["predicted"]) for line in lines)
+    label_of: Mapping[TaskKind, Callable[[Any], str]] = {"classification": str, "multi-label": format_labels, "regression": format_number}
+    true, predicted = (tuple(label_of[kind](line[name]) for line in lines) for name in ("label", "predicted"))
+    return true, predicted
 
 
 def _row(results: Sequence[CellResult]) -> Row:
@@ -358,6 +377,7 @@ def _row(results: Sequence[CellResult]) -> Row:
         first.parameters,
         statistics.fmean(result.passages for result in results),
         statistics.fmean(result.tokens for result in results),
+        first.kind,
     )
 
 
@@ -366,7 +386,7 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def markdown(rows: Sequence[Row], pairs: Sequence[Pair], totals: Mapping[str, float], failed: Mapping[str, str]) -> str:
-    """Return the table (scores in percent, mean ± sample standard deviation over seeds) with a legend, totals and failed runs."""
+    """Return the table (mean ± sample standard deviation over seeds) with a legend, totals and failed runs."""
     columns = _columns(rows)
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     first = {row.labels: row.arm for row in reversed(rows) if not row.is_baseline}
@@ -378,6 +398,7 @@ def markdown(rows: Sequence[Row], pairs: Sequence[Pair], totals: Mapping[str, fl
         _legend(
             columns,
             next(iter(first.values()), ""),
+            rows[0].kind if rows else "classification",
             linear=any(row.is_baseline for row in rows),
             combined=any(_is_combined(row.arm) for row in rows),
         )
@@ -394,19 +415,23 @@ def markdown(rows: Sequence[Row], pairs: Sequence[Pair], totals: Mapping[str, fl
 
 
 def scores_plot(rows: Sequence[Row], *, title: str) -> str:
-    """Return an SVG of macro-F1 on test (on dev without test scores); "" without rows. Linear models are dashed lines."""
-    metric = "test macro_f1" if any("test macro_f1" in row.scores for row in rows) else "dev macro_f1"
-    shown = [row for row in rows if metric in row.scores]
+    """Return an SVG of the main score on test (on dev without test scores); "" without rows. Linear models are dashed lines."""
+    if not rows:
+        return ""
+    main = main_metric(rows[0].kind)
+    split = "test" if any(f"test {main}" in row.scores for row in rows) else "dev"
+    score = f"{split} {main}"
+    shown = [row for row in rows if score in row.scores]
     if not shown:
         return ""
     groups = [(labels, list(group)) for labels, group in itertools.groupby(shown, key=lambda row: row.labels)]
     named = len(groups) > 1 or groups[0][0] != ALL
-    description = "; ".join(f"{row.arm} ({row.labels} labels) {score_text(row.scores[metric])}" for row in shown)
+    description = "; ".join(f"{row.arm} ({row.labels} labels) {score_text(row.scores[score], main)}" for row in shown)
     return seeds_chart(
         title,
         description,
-        [(_group_name(labels) if named else "", [_seeds(row, row.scores[metric]) for row in group]) for labels, group in groups],
-        x_name=f"macro-F1 on {metric.partition(' ')[0]}, percent",
+        [(_group_name(labels) if named else "", [_seeds(row, row.scores[score], main) for row in group]) for labels, group in groups],
+        x_name=f"{METRIC_NAMES[main]} on {split}{', percent' if is_percent(main) else ''}",
     )
 
 
@@ -414,23 +439,24 @@ def _group_name(labels: str) -> str:
     return "all labels" if labels == ALL else f"{labels} labels"
 
 
-def _seeds(row: Row, summary: Summary) -> Seeds:
+def _seeds(row: Row, summary: Summary, metric: str) -> Seeds:
+    scale = 100 if is_percent(metric) else 1
     return Seeds(
         row.arm,
-        [(100 * value, f"seed {seed}: {100 * value:.1f}") for value, seed in zip(summary.values, row.seeds, strict=True)],
-        mean=100 * summary.mean,
-        deviation=None if summary.deviation is None else 100 * summary.deviation,
-        figure=score_text(summary),
+        [(scale * value, f"seed {seed}: {format_metric(metric, value)}") for value, seed in zip(summary.values, row.seeds, strict=True)],
+        mean=scale * summary.mean,
+        deviation=None if summary.deviation is None else scale * summary.deviation,
+        figure=score_text(summary, metric),
         reference=row.is_baseline,
     )
 
 
-def score_text(summary: Summary | None) -> str:
-    """Format a score in percent, with its standard deviation if there are several seeds."""
+def score_text(summary: Summary | None, metric: str = "macro_f1") -> str:
+    """Format a score as `format_metric` does, with its standard deviation if there are several seeds."""
     if summary is None:
         return ""
-    spread = "" if summary.deviation is None else f" ± {100 * summary.deviation:.1f}"
-    return f"{100 * summary.mean:.1f}{spread}"
+    spread = "" if summary.deviation is None else f" ± {format_metric(metric, summary.deviation)}"
+    return f"{format_metric(metric, summary.mean)}{spread}"
 
 
 def _columns(rows: Sequence[Row]) -> list[str]:
@@ -439,26 +465,28 @@ def _columns(rows: Sequence[Row]) -> list[str]:
     if any(row.labels != ALL for row in rows):
         columns.append("labels")
     columns.append("seeds")
-    if "test macro_f1" in scored:
-        columns += ["test macro-F1", "test micro-F1"]
-        columns += ["macro-F1, rows not in train"] if "test_leak_free macro_f1" in scored else []
+    metrics = rows[0].metrics if rows else ("macro_f1", "micro_f1")
+    main, other = (METRIC_NAMES[name] for name in metrics)
+    if f"test {metrics[0]}" in scored:
+        columns += [f"test {main}", f"test {other}"]
+        columns += [f"{main}, rows not in train"] if f"test_leak_free {metrics[0]}" in scored else []
         columns += ["difference to the first (95 %), p"] if sum(not row.is_baseline for row in rows) > 1 else []
-    columns += ["dev macro-F1", "minutes", "CPU minutes", "FLOPs (paper)", "FLOPs executed", "raw text", "parameters"]
+    columns += [f"dev {main}", "minutes", "CPU minutes", "FLOPs (paper)", "FLOPs executed", "raw text", "parameters"]
     return columns + (["kWh"] if any(row.kwh is not None for row in rows) else [])
 
 
 def _cells(row: Row, pair: Pair | None, columns: Sequence[str]) -> dict[str, str]:
-    scores = row.scores
+    scores, (main, other) = row.scores, row.metrics
     at_least = "" if row.complete else "≥ "
     values = {
         "arm": row.arm,
         "labels": row.labels,
         "seeds": str(len(row.seeds)),
-        "test macro-F1": score_text(scores.get("test macro_f1")),
-        "test micro-F1": score_text(scores.get("test micro_f1")),
-        "macro-F1, rows not in train": score_text(scores.get("test_leak_free macro_f1")),
+        f"test {METRIC_NAMES[main]}": score_text(scores.get(f"test {main}"), main),
+        f"test {METRIC_NAMES[other]}": score_text(scores.get(f"test {other}"), other),
+        f"{METRIC_NAMES[main]}, rows not in train": score_text(scores.get(f"test_leak_free {main}"), main),
         "difference to the first (95 %), p": "" if pair is None else pair_text(pair),
-        "dev macro-F1": score_text(scores.get("dev macro_f1")),
+        f"dev {METRIC_NAMES[main]}": score_text(scores.get(f"dev {main}"), main),
         "minutes": "" if row.minutes is None else f"{at_least}{row.minutes:.1f}",
         "CPU minutes": "" if row.cpu_minutes is None else f"{at_least}{row.cpu_minutes:.1f}",
         "FLOPs (paper)": "" if row.paper_flops is None else f"{row.paper_flops:.1e}",
@@ -471,13 +499,17 @@ def _cells(row: Row, pair: Pair | None, columns: Sequence[str]) -> dict[str, str
 
 
 def pair_text(pair: Pair) -> str:
-    """Format difference and interval in percentage points, and the Holm-corrected p."""
+    """Format difference and interval in percentage points, or of correlations as they are, and the Holm-corrected p."""
     p = "< 0.001" if pair.p_holm < 0.001 else f"{pair.p_holm:.3f}"
-    return f"{100 * pair.difference:+.1f} ({100 * pair.low:+.1f} to {100 * pair.high:+.1f}), p {p}"
+    scale, places = (100, 1) if is_percent(main_metric(pair.kind)) else (1, 3)
+    difference, low, high = (f"{scale * value:+.{places}f}" for value in (pair.difference, pair.low, pair.high))
+    return f"{difference} ({low} to {high}), p {p}"
 
 
-def _legend(columns: Sequence[str], first: str, *, linear: bool, combined: bool) -> str:
-    words = ["Scores in percent, mean ± standard deviation over seeds."]
+def _legend(columns: Sequence[str], first: str, kind: TaskKind, *, linear: bool, combined: bool) -> str:
+    main = METRIC_NAMES[main_metric(kind)]
+    scores = "Scores in percent" if is_percent(main_metric(kind)) else f"Scores are correlations ({main}'s first)"
+    words = [f"{scores}, mean ± standard deviation over seeds."]
     if linear:
         words.append(
             "Rows tfidf, bayes and static without FLOPs are linear models fitted on the same data as the arms: TF-IDF alone, naive Bayes "
@@ -488,7 +520,7 @@ def _legend(columns: Sequence[str], first: str, *, linear: bool, combined: bool)
         words.append("Rows named combined: weighted average of the calibrated predictions of the arm's encoder and linear models.")
     if "difference to the first (95 %), p" in columns:
         words.append(
-            f"Difference to the first: macro-F1 on test minus that of {first}, with a paired bootstrap interval over rows and seeds; p by "
+            f"Difference to the first: {main} on test minus that of {first}, with a paired bootstrap interval over rows and seeds; p by "
             "approximate randomization, Holm-corrected for the number of arms."
         )
     words.append(
