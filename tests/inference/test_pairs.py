@@ -60,6 +60,14 @@ def encoder(request: pytest.FixtureRequest, tiny_export: Path, tmp_path_factory:
     return folder, request.param
 
 
+@pytest.fixture(scope="module")
+def graph(encoder: tuple[Path, bool], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The ONNX form of `encoder`; no test may change it."""
+    folder, on_pairs = encoder
+    probe = [Example("1", "one", "two" if on_pairs else None, None)]
+    return export_onnx(folder, out=tmp_path_factory.mktemp("graph") / "onnx", texts=probe).path
+
+
 def test_commands_read_the_columns_of_training_unless_others_are_named(runs: Path) -> None:
     file, columns = runs / "pairs.jsonl", {"text_column": "premise", "text_pair_column": "hypothesis", "label_column": "relation"}
     named = [word for name, column in columns.items() for word in (f"--{name.replace('_', '-')}", column)]
@@ -89,11 +97,9 @@ def test_a_command_that_gives_a_model_other_inputs_than_in_training_fails_in_one
     assert NEEDS_PAIRS in error_line(cramlm(*check), 2)
 
 
-def test_predictors_of_every_kind_refuse_other_inputs_than_in_training(encoder: tuple[Path, bool], tmp_path: Path) -> None:
+def test_predictors_of_every_kind_refuse_other_inputs_than_in_training(encoder: tuple[Path, bool], graph: Path) -> None:
     folder, on_pairs = encoder
     pairs = ["two"] if on_pairs else None
-    probe = [Example("1", "one", "two" if on_pairs else None, None)]
-    graph = export_onnx(folder, out=tmp_path / "onnx", texts=probe).path
     wrong: list[Any] = [None, [None], pandas.Series([None], dtype=object)] if on_pairs else [["two"]]
     for predictor in (Predictor.load(folder), Predictor.load(graph)):
         assert predictor.predict(["one"], pairs)
@@ -114,9 +120,8 @@ def test_predictors_of_every_kind_refuse_other_inputs_than_in_training(encoder: 
 
 
 @pytest.mark.parametrize("encoder", [True], indirect=True)
-def test_every_word_of_both_texts_is_explained_by_every_kind_of_predictor(runs: Path, encoder: tuple[Path, bool], tmp_path: Path) -> None:
+def test_every_word_of_both_texts_is_explained_by_every_kind_of_predictor(runs: Path, encoder: tuple[Path, bool], graph: Path) -> None:
     folder, _ = encoder
-    graph = export_onnx(folder, out=tmp_path / "onnx", texts=[Example("1", "one", "two", None)]).path
     texts = {"text": "the boat, it is wet", "text_pair": "a boat is dry"}
     for predictor in (Predictor.load(folder), Predictor.load(graph), Predictor.load(runs / "pairs")):
         explanation = explain(predictor, texts["text"], text_pair=texts["text_pair"])
@@ -158,10 +163,9 @@ def test_the_command_shows_which_text_a_word_is_in(runs: Path) -> None:
 
 
 def test_an_onnx_copy_reads_the_columns_of_its_model_and_refuses_other_inputs(
-    encoder: tuple[Path, bool], runs: Path, tmp_path: Path
+    encoder: tuple[Path, bool], graph: Path, tmp_path: Path
 ) -> None:
     folder, on_pairs = encoder
-    graph = export_onnx(folder, out=tmp_path / "onnx", texts=[Example("1", "one", "two" if on_pairs else None, None)]).path
     assert columns_of(graph) == columns_of(folder)
     rows = [{"premise": "a boat", "hypothesis": "a ship", "label": LABELS[0]}]
     file = write_jsonl(tmp_path / "rows.jsonl", rows)
@@ -176,10 +180,9 @@ def test_an_onnx_copy_reads_the_columns_of_its_model_and_refuses_other_inputs(
     assert are_pairs(published_settings(settings)) is on_pairs
 
 
-def test_an_onnx_folder_that_does_not_say_what_it_reads_accepts_texts_and_pairs(tiny_export: Path, tmp_path: Path) -> None:
-    graph = export_onnx(tiny_export, out=tmp_path / "onnx", texts=[Example("1", "one", None, None)]).path
-    settings = json.loads((graph / SETTINGS_FILE).read_bytes())
-    copy = Path(shutil.copytree(graph, tmp_path / "copy", ignore=shutil.ignore_patterns("manifest.json")))
+def test_an_onnx_folder_that_does_not_say_what_it_reads_accepts_texts_and_pairs(tiny_onnx: Path, tmp_path: Path) -> None:
+    settings = json.loads((tiny_onnx / SETTINGS_FILE).read_bytes())
+    copy = Path(shutil.copytree(tiny_onnx, tmp_path / "copy", ignore=shutil.ignore_patterns("manifest.json")))
     (copy / SETTINGS_FILE).write_text(
         json.dumps({name: value for name, value in settings.items() if name not in ("pairs", "config")}), "utf-8"
     )
