@@ -115,7 +115,7 @@ def test_fit_evaluate_and_predict_agree_with_each_other_and_with_transformers(
     ]
     np.testing.assert_allclose(answers, [[row["hill"], row["sea"]] for row in stored], atol=2e-6, rtol=0)
     served = load_model(run.export, None)
-    np.testing.assert_allclose(served.compute(texts, [None] * len(texts)).probabilities, answers, atol=1e-5, rtol=0)
+    np.testing.assert_allclose(served.compute(texts, [None] * len(texts)).values, answers, atol=1e-5, rtol=0)
     assert served.compute(["wave " * 100], [None]).lengths[0] > 100
     capsys.readouterr()
     models.evaluate(run.export, place["test"], as_json=True)

@@ -114,7 +114,7 @@ def test_predictors_of_every_kind_refuse_other_inputs_than_in_training(encoder: 
         with pytest.raises(UsageError, match="pass the second text, too" if on_pairs else "leave out the second one"):
             explain(predictor, "one", text_pair=None if on_pairs else "two")
     served = load_model(folder, None)
-    assert served.compute(["one"], pairs or [None]).probabilities.shape == (1, 3)
+    assert served.compute(["one"], pairs or [None]).values.shape == (1, 3)
     with pytest.raises(UsageError, match=NEEDS_PAIRS if on_pairs else NEEDS_NONE):
         served.compute(["one"], [None] if on_pairs else ["two"])
 
