@@ -72,7 +72,9 @@ def test_padding_attends_to_padding_only_and_stays_finite() -> None:
     assert (bias[1] == 0).all()
 
 
-BF16 = {"atol": 2e-2, "rtol": 2e-2}  # two roundings of 2^-8 in a row, and what they cancel
+# of bf16: two roundings of 2^-8 in a row, and what they cancel; of float32: roundings of 2^-24 in sums of up to 90 numbers
+TOLERANCES = {torch.bfloat16: {"atol": 2e-2, "rtol": 2e-2}, torch.float32: {"atol": 5e-6, "rtol": 2e-6}}
+COMPILED = list(TOLERANCES)
 
 
 def normal(*shape: int, seed: int) -> torch.Tensor:
@@ -80,10 +82,11 @@ def normal(*shape: int, seed: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).bfloat16().double()
 
 
-def same_in_bf16(
+def same_as_plain(
     function: Callable[..., torch.Tensor | tuple[torch.Tensor, ...]], inputs: list[torch.Tensor], types: list[torch.dtype]
 ) -> None:
     """The compiled form (inputs in `types`) has the values and gradients of the plain form, which float64 inputs take."""
+    tolerance = TOLERANCES[torch.bfloat16 if torch.bfloat16 in types else torch.float32]
     values, gradients = [], []
     for kinds in ([torch.float64] * len(inputs), types):
         arguments = [x.to(kind).requires_grad_() for x, kind in zip(inputs, kinds, strict=True)]
@@ -94,10 +97,10 @@ def same_in_bf16(
         gradients.append(torch.autograd.grad(total, arguments))  # type: ignore[arg-type]
     for exact, ours, kind in zip([*values[0], *gradients[0]], [*values[1], *gradients[1]], [None] * len(values[0]) + types, strict=True):
         assert kind is None or ours.dtype == kind
-        torch.testing.assert_close(ours.double(), exact, **BF16)
+        torch.testing.assert_close(ours.double(), exact, **tolerance)
 
 
-@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", COMPILED)
 @pytest.mark.parametrize("rotary", [True, False])
 @pytest.mark.parametrize("mask", [None, DROPOUT])
 def test_attention_in_the_types_of_training_equals_the_plain_formula(kind: torch.dtype, rotary: bool, mask: Mask | None) -> None:
@@ -111,25 +114,43 @@ def test_attention_in_the_types_of_training_equals_the_plain_formula(kind: torch
             return attend(qkv, bias, rotation, 2, mask)
         return plain_attention(qkv, bias, rotation, 2, dropout_factors(mask, kind, 2, 2, 6))
 
-    same_in_bf16(attention, [normal(2, 6, 3 * 8, seed=0)], [kind])
+    same_as_plain(attention, [normal(2, 6, 3 * 8, seed=0)], [kind])
 
 
+@pytest.mark.parametrize("kind", COMPILED)
 @pytest.mark.parametrize("function", [gelu, geglu])
-def test_gelu_and_geglu_in_bf16_equal_the_plain_formula_also_for_large_values(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    same_in_bf16(function, [4 * normal(3, 70, 90, seed=1)], [torch.bfloat16])
+def test_gelu_and_geglu_equal_the_plain_formula_also_for_large_values(
+    function: Callable[[torch.Tensor], torch.Tensor], kind: torch.dtype
+) -> None:
+    same_as_plain(function, [4 * normal(3, 70, 90, seed=1)], [kind])
 
 
-def test_residual_sums_with_their_norms_in_bf16_equal_the_plain_formulas() -> None:
+def test_gelu_and_its_gradient_in_float32_are_as_exact_as_torchs_for_every_size_of_number() -> None:
+    sizes = torch.cat([torch.logspace(-30, 1, 20_000, dtype=torch.float64), torch.linspace(0, 14, 20_000, dtype=torch.float64)])
+    x = torch.cat([sizes, -sizes, torch.tensor([1e30, -1e30])]).float()
+    exact = x.double().requires_grad_()
+    expected = torch.nn.functional.gelu(exact)
+    (slope,) = torch.autograd.grad(expected.sum(), exact)
+    ours = gelu(x.requires_grad_())
+    (our_slope,) = torch.autograd.grad(ours.sum(), x)
+    torch.testing.assert_close(ours.double(), expected, rtol=3e-6, atol=1e-6 * 2**-3)
+    torch.testing.assert_close(our_slope.double(), slope, rtol=0, atol=4e-7)
+
+
+@pytest.mark.parametrize("kind", COMPILED)
+def test_residual_sums_with_their_norms_equal_the_plain_formulas(kind: torch.dtype) -> None:
     x, branch, weight, bias = 3 * normal(2, 5, 48, seed=1), normal(2, 5, 48, seed=2), normal(48, seed=3), normal(48, seed=4)
-    types = [torch.float32, torch.bfloat16, torch.float32, torch.float32]
-    same_in_bf16(lambda x, branch, weight: add_norm(x, branch, weight, 1e-5), [x, branch, weight], types[:3])
-    same_in_bf16(lambda *arguments: norm_of_sum(*arguments, 1e-5), [x, branch, weight, bias], types)
+    types = [torch.float32, kind, torch.float32, torch.float32]
+    same_as_plain(lambda x, branch, weight: add_norm(x, branch, weight, 1e-5), [x, branch, weight], types[:3])
+    same_as_plain(lambda *arguments: norm_of_sum(*arguments, 1e-5), [x, branch, weight, bias], types)
 
 
+@pytest.mark.parametrize("kind", COMPILED)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_values_that_are_not_finite_stay_so_in_bf16(bad: float) -> None:
-    x = torch.ones(1, 2, 8, dtype=torch.bfloat16)
+def test_values_that_are_not_finite_stay_so(bad: float, kind: torch.dtype) -> None:
+    x = torch.ones(1, 2, 8, dtype=kind)
     x[0, 1, 3] = bad
+    x.requires_grad_()
     weight, ones = torch.ones(8), torch.ones(1, 2, 8)
     for result in (gelu(x), geglu(x), add_norm(ones, x, weight, 1e-5)[0], norm_of_sum(ones, x, weight, torch.zeros(8), 1e-5)[0]):
         assert torch.isfinite(result[0, 0]).all()

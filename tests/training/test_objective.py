@@ -135,12 +135,14 @@ def test_vocabulary_loss_and_its_gradient_are_torchs_over_many_blocks(
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_vocabulary_loss_is_finite_if_and_only_if_the_logits_are(kind: torch.dtype, bad: float) -> None:
-    _, each = weighted_cross_entropy(torch.tensor([[0.0, 500.0, -300.0]]), torch.tensor([2]), torch.ones(1))
-    assert each.tolist() == [800.0]  # a probability that underflows
+@pytest.mark.parametrize("trained", [True, False])
+def test_vocabulary_loss_is_finite_if_and_only_if_the_logits_are(kind: torch.dtype, bad: float, trained: bool) -> None:
+    underflowing = torch.tensor([[0.0, 500.0, -300.0]], requires_grad=trained)  # exact also in bf16
+    _, each = weighted_cross_entropy(underflowing.to(kind), torch.tensor([2]), torch.ones(1))
+    assert each.tolist() == [800.0]
     logits = torch.zeros(2, 40, dtype=kind)
     logits[1, 7] = bad
-    _, each = weighted_cross_entropy(logits, torch.tensor([3, 3]), torch.ones(2))
+    _, each = weighted_cross_entropy(logits.requires_grad_(trained), torch.tensor([3, 3]), torch.ones(2))
     assert math.isfinite(each[0])
     assert not math.isfinite(each[1])
 

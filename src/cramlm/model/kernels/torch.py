@@ -1,9 +1,10 @@
 """The operations around the linear layers: attention, plain and gated GELU, residual sums with their norms, cross-entropy, dropout.
 
-Each has three equivalent forms (tests/model/test_kernels.py). In bf16 on a CPU, training's usual case, it is one autograd node over
-compiled loops (cpu.py): a mini encoder would otherwise spend half of its time outside matrix products. In other types on a CPU
-attention and GeGLU are one node over PyTorch's operations, which saves what autograd adds between them: zero-filled gradients of slices,
-copies to join them, saved intermediates. On CUDA, and while a graph is exported for other runtimes, they are PyTorch's own operations.
+Each has three equivalent forms (tests/model/test_kernels.py). In bf16 on a CPU, and in float32 where a gradient is needed, it is one
+autograd node over compiled loops (cpu.py): a mini encoder in bf16 would otherwise spend half of its time outside matrix products. In
+other cases on a CPU attention and GeGLU are one node over PyTorch's operations, which saves what autograd adds between them: zero-filled
+gradients of slices, copies to join them, saved intermediates. On CUDA, and while a graph is exported for other runtimes, they are PyTorch's
+own operations. So are in float32 the norm of a sum (BERT's) and attention without rotation.
 
 Cross-entropy over the vocabulary computes its gradient in the forward pass, one cache-sized block of positions at a time. The logits of a
 step (800 positions x 8,192 tokens) are the largest tensor of training; the plain formula reads and writes them about eight times in
@@ -54,7 +55,7 @@ def attend(qkv: Tensor, bias: Tensor, rotation: Rotation | None, heads: int, mas
     if qkv.device.type != "cpu" or torch.compiler.is_exporting():
         return attend_fused(qkv, bias, rotation, heads, mask)
     cos, sin = rotation if rotation is not None else (None, None)
-    result: Tensor = _Attend.apply(qkv, bias, cos, sin, heads, mask)  # type: ignore[no-untyped-call]
+    result: Tensor = _Attend.apply(qkv, bias, cos, sin, heads, mask, is_compiled(qkv))  # type: ignore[no-untyped-call]
     return result
 
 
@@ -68,10 +69,7 @@ def drop(x: Tensor, mask: Mask, *, out: Tensor | None = None) -> Tensor:
     x = x.contiguous()
     out = torch.empty_like(x) if out is None else out
     settings = np.uint32(key >> 32), np.uint32(key & 0xFFFFFFFF), np.uint32(round(rate * 2**32)), np.float32(1 / (1 - rate))
-    if x.dtype == torch.bfloat16:
-        compiled().drop_bits(bits(x.view(-1)), *settings, bits(out.view(-1)))
-    else:
-        compiled().drop_numbers(numbers(x.view(-1)), *settings, numbers(out.view(-1)))
+    compiled().drop(memory(x.view(-1)), *settings, memory(out.view(-1)))
     return out
 
 
@@ -82,15 +80,18 @@ def hashes(x: Tensor) -> bool:
 
 @functools.cache
 def compiled() -> ModuleType:
-    """The loops of cpu.py, imported at the first call: with numba that takes half a second, and predictions in fp32 use none of them."""
+    """Return the loops of cpu.py, imported at the first call: with numba that takes half a second, and predictions in fp32 use none of
+    them.
+    """
     from cramlm.model.kernels import cpu
 
     return cpu
 
 
 def is_compiled(x: Tensor) -> bool:
-    """Return True if the loops of cpu.py apply to this tensor."""
-    return x.dtype == torch.bfloat16 and x.device.type == "cpu" and not torch.compiler.is_exporting()
+    """Return True if the loops of cpu.py compute a function of this tensor: on a CPU, in bf16, or in float32 with a gradient."""
+    is_float32_trained = x.dtype == torch.float32 and x.requires_grad and torch.is_grad_enabled()
+    return (x.dtype == torch.bfloat16 or is_float32_trained) and x.device.type == "cpu" and not torch.compiler.is_exporting()
 
 
 def gelu(x: Tensor) -> Tensor:
@@ -124,7 +125,7 @@ def add_norm(x: Tensor, branch: Tensor, weight: Tensor, eps: float) -> tuple[Ten
 
 def norm_of_sum(x: Tensor, branch: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """The layer norm of x + branch, (..., D), in the precision of the residual stream and of the next linear layer."""
-    if not is_compiled(branch):
+    if branch.dtype == x.dtype or not is_compiled(branch):
         normed = F.layer_norm(x + branch, weight.shape, weight, bias, eps)
         return normed, normed
     both: tuple[Tensor, Tensor] = _NormOfSum.apply(x, branch, weight, bias, eps)  # type: ignore[no-untyped-call]
@@ -168,7 +169,9 @@ def _rotated(x: Tensor, rotation: Rotation) -> Tensor:
 
 class _Attend(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, qkv: Tensor, bias: Tensor, cos: Tensor | None, sin: Tensor | None, heads: int, mask: Mask | None) -> Tensor:
+    def forward(
+        ctx: Any, qkv: Tensor, bias: Tensor, cos: Tensor | None, sin: Tensor | None, heads: int, mask: Mask | None, loops: bool
+    ) -> Tensor:
         rows, length, width = qkv.shape
         size = width // 3 // heads
         parts = qkv.view(rows, length, 3, heads, size)
@@ -178,9 +181,9 @@ class _Attend(torch.autograd.Function):
             torch.mul(parts[:, :, 0], size**-0.5, out=split[0].transpose(1, 2))
             split[1].copy_(parts[:, :, 1].transpose(1, 2))
             split[2].copy_(parts[:, :, 2].transpose(1, 2))
-        elif is_compiled(qkv):
-            angles = (numbers(cos.view(-1, size // 2)), numbers(sin.view(-1, size // 2)))
-            compiled().split_heads(bits(qkv.view(-1, width)), *angles, np.float32(size**-0.5), bits(split))
+        elif loops:
+            angles = (memory(cos.view(-1, size // 2)), memory(sin.view(-1, size // 2)))
+            compiled().split_heads(memory(qkv.view(-1, width)), *angles, np.float32(size**-0.5), memory(split))
         else:
             rotate(parts[:, :, 0], Rotation(cos * size**-0.5, sin * size**-0.5), split[0].transpose(1, 2))
             rotate(parts[:, :, 1], Rotation(cos, sin), split[1].transpose(1, 2))
@@ -191,11 +194,11 @@ class _Attend(torch.autograd.Function):
         dropped = weights if mask is None else drop(weights, mask)
         context = torch.bmm(dropped.view(rows * heads, length, length), value)
         ctx.save_for_backward(split, weights, cos, sin)
-        ctx.mask = mask  # recomputed in the backward pass
+        ctx.mask, ctx.loops = mask, loops  # the mask is recomputed in the backward pass
         return context.view(rows, heads, length, size).transpose(1, 2).reshape(rows, length, width // 3)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None, None, None]:
         split, weights, cos, sin = ctx.saved_tensors
         mask: Mask | None = ctx.mask
         _, rows, heads, length, size = split.shape
@@ -217,14 +220,14 @@ class _Attend(torch.autograd.Function):
             torch.mul(d_split[0].transpose(1, 2), size**-0.5, out=d_qkv[:, :, 0])
             d_qkv[:, :, 1].copy_(d_split[1].transpose(1, 2))
             d_qkv[:, :, 2].copy_(d_split[2].transpose(1, 2))
-        elif is_compiled(grad):
-            angles = (numbers(cos.view(-1, size // 2)), numbers(sin.view(-1, size // 2)))
-            compiled().merge_heads(bits(d_split), *angles, np.float32(size**-0.5), bits(d_qkv.view(rows * length, -1)))
+        elif ctx.loops:
+            angles = (memory(cos.view(-1, size // 2)), memory(sin.view(-1, size // 2)))
+            compiled().merge_heads(memory(d_split), *angles, np.float32(size**-0.5), memory(d_qkv.view(rows * length, -1)))
         else:
             rotate(d_split[0].transpose(1, 2), Rotation(cos * size**-0.5, sin * -(size**-0.5)), d_qkv[:, :, 0])
             rotate(d_split[1].transpose(1, 2), Rotation(cos, -sin), d_qkv[:, :, 1])
             d_qkv[:, :, 2].copy_(d_split[2].transpose(1, 2))
-        return d_qkv.view(rows, length, 3 * heads * size), None, None, None, None, None
+        return d_qkv.view(rows, length, 3 * heads * size), None, None, None, None, None, None
 
 
 class _Geglu(torch.autograd.Function):
@@ -252,7 +255,7 @@ class _CompiledGeglu(torch.autograd.Function):
         width = x.shape[-1] // 2
         x = x.contiguous()
         result = x.new_empty(*x.shape[:-1], width)
-        compiled().geglu_forward(bits(x.view(-1, 2 * width)), bits(result.view(-1, width)))
+        compiled().geglu_forward(memory(x.view(-1, 2 * width)), memory(result.view(-1, width)))
         ctx.save_for_backward(x)
         return result
 
@@ -260,7 +263,8 @@ class _CompiledGeglu(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
         width, result = grad.shape[-1], torch.empty_like(x)
-        compiled().geglu_backward(bits(x.view(-1, 2 * width)), bits(grad.reshape(-1, width)), bits(result.view(-1, 2 * width)))
+        read = (memory(x.view(-1, 2 * width)), memory(grad.contiguous().view(-1, width)))
+        compiled().geglu_backward(*read, memory(result.view(-1, 2 * width)))
         return result
 
 
@@ -269,7 +273,7 @@ class _Gelu(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor) -> Tensor:
         x = x.contiguous()
         result = torch.empty_like(x)
-        compiled().gelu_forward(bits(x.view(-1)), bits(result.view(-1)))
+        compiled().gelu_forward(memory(x.view(-1)), memory(result.view(-1)))
         ctx.save_for_backward(x)
         return result
 
@@ -277,7 +281,7 @@ class _Gelu(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
         result = torch.empty_like(x)
-        compiled().gelu_backward(bits(x.view(-1)), bits(grad.reshape(-1)), bits(result.view(-1)))
+        compiled().gelu_backward(memory(x.view(-1)), memory(grad.contiguous().view(-1)), memory(result.view(-1)))
         return result
 
 
@@ -286,8 +290,8 @@ class _AddNorm(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, branch: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         width = x.shape[-1]
         total, normed, moments = torch.empty_like(x), torch.empty_like(branch), x.new_empty(2, x.numel() // width)
-        flat, mean_and_spread = (numbers(total.view(-1, width)), bits(normed.view(-1, width))), numbers(moments)
-        read = (numbers(x.view(-1, width)), bits(branch.view(-1, width)), numbers(weight))
+        flat, mean_and_spread = (memory(total.view(-1, width)), memory(normed.view(-1, width))), memory(moments)
+        read = (memory(x.view(-1, width)), memory(branch.view(-1, width)), memory(weight))
         compiled().add_norm_forward(*read, np.float32(eps), *flat, *mean_and_spread)
         ctx.save_for_backward(total, moments, weight)
         return total, normed
@@ -296,10 +300,11 @@ class _AddNorm(torch.autograd.Function):
     def backward(ctx: Any, d_total: Tensor, d_normed: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         total, moments, weight = ctx.saved_tensors
         width = total.shape[-1]
-        d_x, d_branch, d_weight = torch.empty_like(total), torch.empty_like(d_normed), torch.zeros_like(weight)
-        saved = (numbers(total.view(-1, width)), *numbers(moments), numbers(weight))
-        upstream = (numbers(d_total.reshape(-1, width)), bits(d_normed.reshape(-1, width)))
-        compiled().add_norm_backward(*saved, *upstream, numbers(d_x.view(-1, width)), bits(d_branch.view(-1, width)), numbers(d_weight))
+        d_x, d_weight = torch.empty_like(total), torch.zeros_like(weight)
+        d_branch = d_x if d_normed.dtype == d_x.dtype else torch.empty_like(total, dtype=d_normed.dtype)
+        saved = (memory(total.view(-1, width)), *memory(moments), memory(weight))
+        upstream = (memory(d_total.contiguous().view(-1, width)), memory(d_normed.contiguous().view(-1, width)))
+        compiled().add_norm_backward(*saved, *upstream, memory(d_x.view(-1, width)), memory(d_branch.view(-1, width)), memory(d_weight))
         return d_x, d_branch, d_weight, None
 
 
@@ -308,8 +313,8 @@ class _NormOfSum(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, branch: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         width = x.shape[-1]
         normed, rounded, moments = torch.empty_like(x), torch.empty_like(branch), x.new_empty(2, x.numel() // width)
-        read = (numbers(x.view(-1, width)), bits(branch.view(-1, width)), numbers(weight), numbers(bias), np.float32(eps))
-        compiled().norm_of_sum_forward(*read, numbers(normed.view(-1, width)), bits(rounded.view(-1, width)), *numbers(moments))
+        read = (memory(x.view(-1, width)), memory(branch.view(-1, width)), memory(weight), memory(bias), np.float32(eps))
+        compiled().norm_of_sum_forward(*read, memory(normed.view(-1, width)), memory(rounded.view(-1, width)), *memory(moments))
         ctx.save_for_backward(x, branch, moments, weight)
         return normed, rounded
 
@@ -318,23 +323,19 @@ class _NormOfSum(torch.autograd.Function):
         x, branch, moments, weight = ctx.saved_tensors
         width = x.shape[-1]
         d_x, d_branch, d_weight, d_bias = torch.empty_like(x), torch.empty_like(branch), torch.zeros_like(weight), torch.zeros_like(weight)
-        saved = (numbers(x.view(-1, width)), bits(branch.view(-1, width)), *numbers(moments), numbers(weight))
-        upstream = (numbers(d_normed.reshape(-1, width)), bits(d_rounded.reshape(-1, width)))
-        results = (numbers(d_x.view(-1, width)), bits(d_branch.view(-1, width)), numbers(d_weight), numbers(d_bias))
+        saved = (memory(x.view(-1, width)), memory(branch.view(-1, width)), *memory(moments), memory(weight))
+        upstream = (memory(d_normed.contiguous().view(-1, width)), memory(d_rounded.contiguous().view(-1, width)))
+        results = (memory(d_x.view(-1, width)), memory(d_branch.view(-1, width)), memory(d_weight), memory(d_bias))
         compiled().norm_of_sum_backward(*saved, *upstream, *results)
         return d_x, d_branch, d_weight, d_bias, None
 
 
-def bits(x: Tensor) -> npt.NDArray[np.uint16]:
-    """A contiguous bf16 tensor's memory."""
+def memory(x: Tensor) -> npt.NDArray[Any]:
+    """Return the memory of a contiguous tensor, as cpu.py reads it: float32, or the 16 bits of bf16."""
     assert x.is_contiguous()
-    bits: npt.NDArray[np.uint16] = x.detach().view(torch.int16).numpy().view(np.uint16)
-    return bits
-
-
-def numbers(x: Tensor) -> npt.NDArray[np.float32]:
-    """A contiguous float32 tensor's memory."""
-    assert x.is_contiguous()
+    if x.dtype == torch.bfloat16:
+        bits: npt.NDArray[np.uint16] = x.detach().view(torch.int16).numpy().view(np.uint16)
+        return bits
     assert x.dtype == torch.float32
     numbers: npt.NDArray[np.float32] = x.detach().numpy()
     return numbers
@@ -349,17 +350,17 @@ def weighted_cross_entropy(logits: Tensor, targets: Tensor, weights: Tensor) -> 
     logits (M, V), targets (M,) int64, weights (M,) -> scalar and (M,), in float32. Only the scalar has a gradient, and only
     with respect to the logits.
     """
-    result: tuple[Tensor, Tensor] = _WeightedCrossEntropy.apply(logits, targets, weights)  # type: ignore[no-untyped-call]
+    result: tuple[Tensor, Tensor] = _WeightedCrossEntropy.apply(logits, targets, weights, is_compiled(logits))  # type: ignore[no-untyped-call]
     return result
 
 
 class _WeightedCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, weights: Tensor, loops: bool) -> tuple[Tensor, Tensor]:
         kind = torch.promote_types(logits.dtype, torch.float32)
         each, gradient = torch.empty(len(logits), dtype=kind, device=logits.device), torch.empty_like(logits)
-        if is_compiled(logits):
-            compiled().cross_entropy(bits(logits), targets.numpy(), numbers(weights.float()), numbers(each), bits(gradient))
+        if loops:
+            compiled().cross_entropy(memory(logits), targets.numpy(), memory(weights.float()), memory(each), memory(gradient))
         else:
             _by_blocks(logits, targets, weights, each, gradient)
         ctx.save_for_backward(gradient)
@@ -367,11 +368,11 @@ class _WeightedCrossEntropy(torch.autograd.Function):
         return (each * weights).sum(), each
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, None, None, None]:
         (gradient,) = ctx.saved_tensors
         if grad.device.type == "cpu" and grad == 1:  # on a GPU reading the number would wait for all work before it
-            return gradient, None, None
-        return gradient * grad, None, None  # a 0-d factor does not change the type
+            return gradient, None, None, None
+        return gradient * grad, None, None, None  # a 0-d factor does not change the type
 
 
 def _by_blocks(logits: Tensor, targets: Tensor, weights: Tensor, each: Tensor, gradient: Tensor) -> None:
