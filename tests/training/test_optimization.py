@@ -59,6 +59,26 @@ def test_muon_in_float32_is_torchs_muon_up_to_the_rounding_of_bf16(shape: tuple[
     torch.testing.assert_close(orthogonalize(start, (3.4445, -4.775, 2.0315), 5, 1e-7), in_bf16.float(), atol=0.03, rtol=0.03)
 
 
+@pytest.mark.parametrize("shape", [(48, 48), (48, 72), (96, 48), (48, 144), (192, 48), (1, 8)])
+@pytest.mark.parametrize("smallest", [1.0, 1e-3, 1e-6, 0.0])
+@pytest.mark.parametrize("steps", [1, 2, 5, 6])
+def test_newton_schulz_iterations_in_float32_are_the_plain_ones_also_of_ill_conditioned_matrices(
+    shape: tuple[int, int], smallest: float, steps: int
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    left, _, right = torch.linalg.svd(torch.randn(shape, generator=generator, dtype=torch.float64), full_matrices=False)
+    values = torch.linspace(1, 0, min(shape), dtype=torch.float64) ** 4 * (1 - smallest) + smallest
+    values[min(shape) // 2 :] = smallest
+    values[: 1 + min(shape) // 8] = 1.0
+    matrix = left * values @ right
+    linear, cubic, quintic = coefficients = (3.4445, -4.775, 2.0315)
+    expected = matrix / matrix.norm()
+    for _ in range(steps):
+        gram = expected @ expected.T
+        expected = linear * expected + (cubic * gram + quintic * gram @ gram) @ expected
+    torch.testing.assert_close(orthogonalize(matrix.float(), coefficients, steps, 1e-7).double(), expected, atol=2e-5, rtol=0)
+
+
 @pytest.mark.parametrize(("capability", "expected"), [("avx512_bf16", torch.optim.Muon), ("avx2", Float32Muon)])
 def test_newton_schulz_iterations_are_in_float32_on_a_processor_without_bf16(
     capability: str, expected: type, monkeypatch: pytest.MonkeyPatch

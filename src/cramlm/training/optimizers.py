@@ -3,7 +3,7 @@
 AdamW for everything, or Muon for the hidden matrices and AdamW for the rest, both torch.optim's. Muon scales its updates to a root mean
 square of 0.2 x lr whatever the shape (Liu et al. 2025, Muon is Scalable for LLM Training), so one learning rate serves all matrices.
 Its Newton-Schulz iterations take 42 ms a step for four layers of 256, a tenth of a step of 4,096 tokens. PyTorch computes them in bf16,
-which takes 7.6 s on a processor without bf16 instructions; there `Float32Muon` takes 0.23 s. AdamW runs fused: on a CPU an 8192 x 256
+which takes 7.6 s on a processor without bf16 instructions; there `Float32Muon` takes 0.2 s. AdamW runs fused: on a CPU an 8192 x 256
 embedding takes 0.8 ms instead of 4.5.
 
 A parameter without gradient in a step (of a head that had no work) is unchanged, without weight decay.
@@ -74,15 +74,32 @@ class Float32Muon(torch.optim.Muon):
 def orthogonalize(matrix: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
     """Bring the singular values of a matrix (M, N) near 1 by Newton-Schulz iterations of fifth order, in its own precision (Jordan et al.
     2024, Muon: An optimizer for hidden layers in neural networks).
+
+    An iteration is X <- P X with P = a I + b G + c G^2 and G = X X^T of the smaller side. P commutes with G, so the next G is P G P,
+    without X: if one side is at least twice the other, half of the iterations run on G alone before their product is multiplied with X.
+    That takes 48 ms instead of 64 for 1152 x 384 in float32 and is as exact; all of them on one G would lose small singular values (5e-4).
     """
-    linear, cubic, quintic = coefficients
     wide = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
     result = wide / wide.norm().clamp(min=eps)
-    for _ in range(steps):
+    half = steps // 2
+    for iterations in (steps - half, half) if half and wide.shape[1] >= 2 * wide.shape[0] else (1,) * steps:
         gram = result @ result.T
-        result = torch.addmm(result, torch.addmm(gram, gram, gram, beta=cubic, alpha=quintic), result, beta=linear)
+        product = factor = _polynomial(gram, coefficients)
+        for _ in range(iterations - 1):
+            gram = factor @ gram @ factor
+            factor = _polynomial(gram, coefficients)
+            product = factor @ product
+        result = product @ result
     same_shape: Tensor = result if wide is matrix else result.T
     return same_shape
+
+
+def _polynomial(gram: Tensor, coefficients: tuple[float, float, float]) -> Tensor:
+    """a I + b G + c G^2."""
+    linear, cubic, quintic = coefficients
+    result = torch.addmm(gram, gram, gram, beta=cubic, alpha=quintic)
+    result.diagonal().add_(linear)
+    return result
 
 
 class JointOptimizer:
