@@ -171,7 +171,6 @@ def test_an_operation_that_a_kind_does_not_have_is_refused_in_one_line(fitted: t
     data, export = folder / "data", folder / "run/export"
     refused = f"is for texts of one label each, and this is a {kind} task; "
     for command in (
-        ("explain", export, SEA),
         ("serve", export, "--abstain-below", "0.5"),
         ("predict", export, data / "test.jsonl", "--abstain-below", "0.5"),
         ("check", data / "train.jsonl", "--task-type", kind, "--model", folder / "run"),
@@ -206,6 +205,26 @@ def test_the_onnx_form_predicts_what_the_model_predicts(fitted: tuple[str, Path]
         assert isinstance(predictor.predict([SEA])[0], LabelsPrediction if kind == "multi-label" else NumberPrediction)
     shown = succeed("export", folder / "run", "--int8", "-o", tmp_path / "int8").stderr
     assert ("int8 gives the same labels for" if kind == "multi-label" else "int8 differs by at most") in shown
+
+
+def test_explain_gives_the_change_of_a_labels_log_odds_or_of_the_number_without_each_word(fitted: tuple[str, Path]) -> None:
+    kind, folder = fitted
+    predictor = Predictor.load(folder / "run/export")
+    words = SEA.split()
+    without = [" ".join([*words[:index], *words[index + 1 :]]) for index in range(len(words))]
+    outputs = predictor.outputs([SEA, *without], None).astype(np.float64)
+    if kind == "regression":
+        explained = json.loads(printed("explain", folder / "run", SEA, "--json"))
+        assert (explained["value"], explained["probability"]) == (outputs[0, 0], None)
+        expected = outputs[0, 0] - outputs[1:, 0]
+    else:
+        explained = json.loads(printed("explain", folder / "run", SEA, "--label", "hill", "--json"))
+        assert explained["label"] == "hill"
+        odds = np.log(outputs[:, 0] / (1 - outputs[:, 0]))
+        expected = odds[0] - odds[1:]
+        assert "choose one of 'hill', 'sea'" in error_line(cramlm("explain", folder / "run", SEA, "--label", "valley"), 2)
+    np.testing.assert_allclose([word["contribution"] for word in explained["words"]], expected, rtol=1e-3, atol=1e-3)
+    assert "largest contributions" in printed("explain", folder / "run", SEA)
 
 
 def test_recipes_are_compared_by_the_metric_of_the_kind_on_samples_that_have_every_label(fitted: tuple[str, Path], tmp_path: Path) -> None:

@@ -171,14 +171,10 @@ def unread_options(config: Any, *, corpus: Any, unlabelled: Any) -> str:
 
 
 def next_commands(run: Path, config: Any) -> str:
-    """Return what to type after a fit: commands that take this kind of task and model."""
-    folder, is_classification = shlex.quote(str(run)), config.task.kind == "classification"
-    has_vectors = config.model == "static" or (config.model == "encoder" and config.head.kind == "classifier")
-    lines = ["next:", f"  cramlm predict {folder} new.csv"]
-    pair = "" if config.task.text_pair_column is None else ' --text-pair "another text"'
-    lines.append(f'  cramlm explain {folder} "some text"{pair}' if is_classification else f"  cramlm evaluate {folder} test.csv")
-    lines += [f"  cramlm serve {folder}"] * is_classification
-    return "\n".join([*lines, *[f"  cramlm embed {folder} new.csv -o vectors.npy"] * (has_vectors and not is_classification)])
+    """Return what to type after a fit."""
+    folder, pair = shlex.quote(str(run)), "" if config.task.text_pair_column is None else ' --text-pair "another text"'
+    explain = f'cramlm explain {folder} "some text"{pair}'
+    return "\n  ".join(["next:", f"cramlm predict {folder} new.csv", explain, f"cramlm serve {folder}"])
 
 
 def config(

@@ -259,7 +259,9 @@ def show_explanation(explanation: Mapping[str, Any]) -> None:
     """Print an `Explanation`: each text with coloured words, the words with the largest contributions, the nearest passages."""
     words, is_pair = explanation["words"], explanation["text_pair"] is not None
     console = Console()
-    console.print(Text.assemble((printable(explanation["label"]), "bold"), f"  {100 * explanation['probability']:.1f} %"))
+    is_number = explanation["value"] is not None
+    figure = f"{explanation['value']:.6g}" if is_number else f"{100 * explanation['probability']:.1f} %"
+    console.print(Text.assemble((printable(explanation["label"]), "bold"), f"  {figure}"))
     strongest = max((abs(word["contribution"]) for word in words), default=0.0)
     for field, read in (("text", "read"), ("text_pair", "read_pair"))[: 1 + is_pair]:
         text, of_field = explanation[field], [word for word in words if word["field"] == field]
@@ -268,8 +270,9 @@ def show_explanation(explanation: Mapping[str, Any]) -> None:
         if truncated := len(text) - explanation[read]:
             console.print(f"({truncated:,} more characters: truncated)", style="dim")
     ranked = sorted(words, key=lambda word: -abs(word["contribution"]))[:_WORDS_SHOWN]
-    rows = [[printable(word["text"]), *[word["field"]] * is_pair, f"{word['contribution']:+.2f}"] for word in ranked]
-    show_table("largest contributions", ("word", *["in"] * is_pair, "log-odds of the label"), rows)
+    format_of, unit = ("+.3g", "change of the number") if is_number else ("+.2f", "log-odds of the label")
+    rows = [[printable(word["text"]), *[word["field"]] * is_pair, f"{word['contribution']:{format_of}}"] for word in ranked]
+    show_table("largest contributions", ("word", *["in"] * is_pair, unit), rows)
     for passage in explanation["passages"]:
         terms = ", ".join(term for term, _ in passage["terms"][:8])
         console.print(Text.assemble((f"{passage['score']:8.2f} ", "bold"), f"{printable(passage['id'])}  ", (printable(terms), "cyan")))

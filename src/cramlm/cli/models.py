@@ -287,14 +287,15 @@ def explain(
     model: ModelArgument,
     text: Annotated[str, typer.Argument(metavar="TEXT", help="Text to explain.")],
     text_pair: Annotated[str | None, typer.Option(metavar="TEXT", help="Second text, for a model of pairs.")] = None,
+    label: Annotated[str | None, typer.Option(metavar="NAME", help="The label to explain (default: the most probable one).")] = None,
     passages: Annotated[int, typer.Option(metavar="N", min=0, help="Number of nearest retrieved passages to show.")] = 3,
     model_part: ModelPartOption = "combined",
     as_json: JsonOption = False,
 ) -> None:
-    """Show what each word contributes to the label of a text.
+    """Show what each word contributes to the label or number of a text.
 
-    The contribution is the decrease of the label's log-odds without the word. Of a pair, the words of both texts are shown; of a run, also
-    the nearest retrieved passages.
+    The contribution is the decrease of the label's log-odds, or of the number, without the word. Of a pair, the words of both texts are
+    shown; of a run, also the nearest retrieved passages.
 
     Examples:
         cramlm explain runs/mine "aspirin irreversibly inhibits COX-1"
@@ -306,7 +307,7 @@ def explain(
     from cramlm.cli.console import show_explanation
     from cramlm.inference.explain import explain_at
 
-    explanation = explain_at(model, text, text_pair=text_pair, passages=passages, model_part=model_part).as_dict()
+    explanation = explain_at(model, text, text_pair=text_pair, label=label, passages=passages, model_part=model_part).as_dict()
     if as_json:
         print(json.dumps(explanation, ensure_ascii=False))
     else:

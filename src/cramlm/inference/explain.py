@@ -1,8 +1,9 @@
 """Explain a prediction: the contribution of each word, and the nearest passages of the run.
 
-The contribution of a word is the decrease of the predicted label's log-odds without the word (occlusion). In a deletion test it was as
-faithful as integrated gradients (docs/log.md) in less than half the time; it needs probabilities only, so it works for ONNX models as well.
-It costs one prediction per word. Of two redundant words each has a small contribution, since the other one remains.
+The contribution of a word is the decrease of a label's log-odds without the word, or of the number of a regression (occlusion). In a
+deletion test it was as faithful as integrated gradients (docs/log.md) in less than half the time; it needs predictions only, so it works
+for ONNX models as well. It costs one prediction per word. Of two redundant words each has a small contribution, since the other one
+remains.
 
 Of a pair the words of both texts are removed, one at a time; each has the field that it is in, text or text_pair.
 
@@ -23,10 +24,10 @@ import numpy as np
 
 from cramlm.config.run import CorpusConfig
 from cramlm.errors import EnvironmentFault, UsageError
-from cramlm.evaluation.kinds import require_single_label
 from cramlm.inference.base import BasePredictor
 from cramlm.inference.combined import ModelPart
 from cramlm.inference.folders import run_of
+from cramlm.records import TaskKind
 from cramlm.retrieval.index import CATALOG, ExplainedHit, Index, build_catalog
 from cramlm.retrieval.selection import SelectionTable
 from cramlm.storage.artifacts import MANIFEST
@@ -38,9 +39,9 @@ _SMALLEST = 1e-30  # minimum of a probability and of the sum of the others
 
 @dataclass(frozen=True, slots=True)
 class ExplainedWord:
-    """Characters [start, stop) of `field`, and their contribution to the log-odds of the label (natural logarithm).
+    """Characters [start, stop) of `field`, and their contribution to the log-odds of the label (natural logarithm) or to the number.
 
-    A negative one is against the label.
+    A negative one is against the label, or makes the number smaller.
     """
 
     start: int
@@ -54,18 +55,20 @@ class ExplainedWord:
 class Explanation:
     """An explained prediction. read: characters of the text within the model's input; the rest was truncated.
 
+    label, probability: the label that is explained. Of a regression the name of the number; `value` is the number, `probability` None.
     words: in the order of the text, then of its pair. passages: nearest first; empty without a run, without a selection, or without a
     shared word. text_pair, read_pair: the second text and the characters that were read of it; None of a single text.
     """
 
     text: str
     label: str
-    probability: float
+    probability: float | None
     read: int
     words: tuple[ExplainedWord, ...]
     passages: tuple[ExplainedHit, ...] = ()
     text_pair: str | None = None
     read_pair: int | None = None
+    value: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON."""
@@ -73,18 +76,26 @@ class Explanation:
 
 
 def explain(
-    predictor: BasePredictor, text: str, *, text_pair: str | None = None, run: Path | None = None, passages: int = 3
+    predictor: BasePredictor,
+    text: str,
+    *,
+    text_pair: str | None = None,
+    label: str | None = None,
+    run: Path | None = None,
+    passages: int = 3,
 ) -> Explanation:
-    """Return the predicted label of `text`, the contribution of each word, and the nearest passages of `run`, if given.
+    """Return what each word of `text` contributes to a label or number, and the nearest passages of `run`, if given.
 
-    text_pair: the second text, for a model of pairs. Costs one prediction per word.
+    text_pair: the second text, for a model of pairs. label: the label to explain; None = the most probable one. Costs one prediction per
+    word.
 
     Raises:
-        UsageError: if a text is blank, or not one string, or `text_pair` is not what the model was trained on. DataError: if a text holds
-        a lone surrogate.
+        UsageError: if a text is blank, or not one string, `text_pair` is not what the model was trained on, or the model has no such label.
+        DataError: if a text holds a lone surrogate.
     """
-    require_single_label(predictor.kind, "explain", "compare the predictions of cramlm predict for the text with and without a word")
     _check_pair(predictor, text_pair)
+    if label is not None and label not in predictor.labels:
+        raise UsageError(f"label {label!r} is none of the model's; choose one of {', '.join(map(repr, predictor.labels))}")
     fields = {"text": text} if text_pair is None else {"text": text, "text_pair": text_pair}
     for name, value in fields.items():
         if not isinstance(value, str) or not value.strip():
@@ -93,23 +104,35 @@ def explain(
     (of_text, read), (of_pair, read_pair) = sides
     texts = [read, *_without_each(read, of_text), *[read] * len(of_pair)]
     pairs = None if text_pair is None else [read_pair, *[read_pair] * len(of_text), *_without_each(read_pair, of_pair)]
-    probabilities = predictor.probabilities(texts, pairs).astype(np.float64)
-    label = int(probabilities[0].argmax())
-    odds = log_odds(probabilities, label)
-    contributions = iter((odds[0] - odds[1:]).tolist())
+    outputs = predictor.outputs(texts, pairs).astype(np.float64)
+    column = int(outputs[0].argmax()) if label is None else predictor.labels.index(label)
+    evidence = _evidence(outputs, column, predictor.kind)
+    contributions = iter((evidence[0] - evidence[1:]).tolist())
     words = [ExplainedWord(*span, read[slice(*span)], next(contributions)) for span in of_text]
     words += [ExplainedWord(*span, read_pair[slice(*span)], next(contributions), "text_pair") for span in of_pair]
     query = text if text_pair is None else f"{text} {text_pair}"
     return Explanation(
         text=text,
-        label=predictor.labels[label],
-        probability=float(probabilities[0, label]),
+        label=predictor.labels[column],
+        probability=None if predictor.kind == "regression" else float(outputs[0, column]),
         read=len(read),
         words=tuple(words),
         passages=() if run is None else nearest_passages(run, query, limit=passages),
         text_pair=text_pair,
         read_pair=None if text_pair is None else len(read_pair),
+        value=float(outputs[0, column]) if predictor.kind == "regression" else None,
     )
+
+
+def _evidence(outputs: np.ndarray[Any, Any], column: int, kind: TaskKind) -> np.ndarray[Any, Any]:
+    """The number whose decrease without a word is its contribution, float64 (n,), of outputs (n, labels)."""
+    match kind:
+        case "classification":
+            return log_odds(outputs, column)
+        case "multi-label":
+            return log_odds(np.stack([outputs[:, column], 1 - outputs[:, column]], axis=1), 0)
+        case "regression":
+            return outputs[:, column]
 
 
 def _check_pair(predictor: BasePredictor, text_pair: str | None) -> None:
@@ -178,7 +201,13 @@ def nearest_passages(run: Path, text: str, *, limit: int) -> tuple[ExplainedHit,
 
 
 def explain_at(
-    path: Path, text: str, *, text_pair: str | None = None, passages: int = 3, model_part: ModelPart = "combined"
+    path: Path,
+    text: str,
+    *,
+    text_pair: str | None = None,
+    label: str | None = None,
+    passages: int = 3,
+    model_part: ModelPart = "combined",
 ) -> Explanation:
     """`explain` for a run, an exported model or an ONNX folder, with passages if it lies in a run."""
     from cramlm.inference.folders import model_of
@@ -186,4 +215,4 @@ def explain_at(
 
     folder = model_of(path)
     predictor = load_predictor(folder, model_part=model_part)
-    return explain(predictor, text, text_pair=text_pair, run=run_of(folder), passages=passages)
+    return explain(predictor, text, text_pair=text_pair, label=label, run=run_of(folder), passages=passages)
