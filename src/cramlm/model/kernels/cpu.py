@@ -3,7 +3,7 @@
 PyTorch runs each of these as two to eight elementwise operations, whose cost on a CPU is the memory they move. Arithmetic is float32. numba
 has no bf16: a number is its upper 16 bits, widened by a shift and rounded to nearest even by an addition. Every loop serves both types:
 what differs (`_wide`, `_narrow`, `_round_into`, `_phi`, `_slope`) has a form for each type of array element. numba compiles a loop for a
-type at its first call; all that the default encoder uses take 5 CPU seconds, once. Single-threaded; callers split the rows.
+type at its first call; all that the default encoder uses take 6 CPU seconds, once. Single-threaded; callers split the rows.
 
 GELU's two factors are fitted by least maximum error (Lawson's iteration). In bf16 they are polynomials on [-4, 4] and [-4.5, 4.5], beyond
 which they are constant: Phi is wrong by at most 6e-5 and the slope by 2e-4, where bf16 itself rounds by 2e-3 of the value. In float32
