@@ -367,17 +367,24 @@ def checked_labels(values: Any, texts: int) -> tuple[npt.NDArray[Any], npt.NDArr
         elif isinstance(label, list | tuple | np.ndarray):
             raise InvalidInput(f"y[{index}] is a {type(label).__name__} ({str(label)[:30]}); expected one label per text in a flat list")
         if isinstance(label, str) != isinstance(labels[0], str):
-            raise InvalidInput(f"y mixes text and other labels: y[0] is {labels[0]!r}, y[{index}] is {label!r}; convert them to one type")
+            raise InvalidInput(
+                f"y mixes text and other labels: y[0] is {_shown(labels[0])}, y[{index}] is {_shown(label)}; convert them to one type"
+            )
     try:
         check_classification_targets(np.asarray(labels))
         classes, codes = np.unique(np.asarray(labels), return_inverse=True)
     except (TypeError, ValueError) as error:
         raise InvalidInput(f"y holds no classes: {error}") from error
     if len(classes) == 1:
-        raise InvalidInput(f"y holds one class only ({classes[0]!r}); a classifier needs at least 2")
+        raise InvalidInput(f"y holds one class only ({_shown(classes[0])}); a classifier needs at least 2")
     if len(classes) > texts / 2:
         raise InvalidInput(f"y holds {len(classes):,} classes for {texts:,} texts, more than one per two texts; are these ids or numbers?")
     return classes, codes
+
+
+def _shown(label: Any) -> str:
+    """A label as it is written in Python: a NumPy scalar without its type."""
+    return repr(label.item() if isinstance(label, np.generic) else label)
 
 
 def _refuse_surrogates(text: str, name: str) -> None:
