@@ -118,7 +118,7 @@ def test_a_pattern_that_the_shell_expanded_is_read_like_a_quoted_one() -> None:
     spread = cramlm("config", "--corpus", "a.jsonl", "b.jsonl", "--budget", "1m")
     assert spread.returncode == 0, spread.stderr
     assert spread.stdout == cramlm("config", "--corpus", "a.jsonl", "--corpus", "b.jsonl", "--budget", "1m").stdout
-    assert "(stray)" in error_line(cramlm("config", "--budget", "1m", "stray"), 2)
+    assert "unexpected argument 'stray'" in error_line(cramlm("config", "--budget", "1m", "stray"), 2)
 
 
 def test_every_old_spelling_has_a_command_with_its_successor() -> None:
@@ -149,6 +149,22 @@ def test_a_choice_that_does_not_exist_gives_one_line_with_the_choices() -> None:
     assert line.endswith("see `cramlm fit --help`")
     assert cramlm("nonsense").stderr.strip().endswith("see `cramlm --help`")
     assert cramlm("recipes", "show", "--nonsense").stderr.strip().endswith("see `cramlm recipes show --help`")
+
+
+def test_an_unexpected_argument_and_an_empty_value_are_refused_with_a_remedy() -> None:
+    for arguments, message in (
+        (
+            ("fit", "train.csv", "--recipe", "tfidf"),
+            "unexpected argument 'train.csv'; write --train train.csv for labelled texts (see `cramlm fit --help`)",
+        ),
+        (("doctor", "now"), "unexpected argument 'now'; leave it out, or name its option (see `cramlm doctor --help`)"),
+        (("fit", "--train", ""), "--train is empty; pass a value"),
+        (("fit", "--train", "a.csv", "--corpus="), "--corpus is empty; pass a value"),
+        (("predict", "run", ""), "an argument is empty; pass a value"),
+        (("search", "index", "--queries", ""), "--queries is empty; pass a value"),
+    ):
+        assert message in error_line(cramlm(*arguments), 2)
+    assert "no-run: no such folder" in cramlm("explain", "no-run", "", "--text-pair", "").stderr, "a text is checked with its model"
 
 
 def test_cramlm_alone_prints_its_help() -> None:

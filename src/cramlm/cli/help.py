@@ -13,11 +13,14 @@ The layout is that of click, without boxes, at most 100 characters wide, so that
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Sequence
 from typing import Any, Final
 
 from typer.core import TyperCommand, TyperGroup
+
+from cramlm.errors import UsageError
 
 RENAMED_OPTIONS: Final = {
     "--kind": "--task-type",
@@ -67,7 +70,14 @@ class Command(_Sections, TyperCommand):
         arguments = replace_old_spellings(args, names)
         if all(parameter.param_type_name == "option" for parameter in self.params):
             arguments = repeat_options(arguments, {name for parameter in self.params if parameter.multiple for name in parameter.opts})
-        return super().parse_args(ctx, arguments)
+        positional = [parameter for parameter in self.params if parameter.param_type_name == "argument"]
+        refuse_empty(arguments, texts=any(parameter.metavar in ("TEXT", "QUERY") for parameter in positional))
+        ctx.allow_extra_args = True  # refused here, with a remedy
+        extra = super().parse_args(ctx, arguments)
+        if extra and not ctx.resilient_parsing:
+            remedy = f"write --train {extra[0]} for labelled texts" if "--train" in names else "leave it out, or name its option"
+            raise UsageError(f"unexpected argument {extra[0]!r}; {remedy} (see `{ctx.command_path} --help`)")
+        return extra
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         write_panels(self, ctx, formatter)
@@ -124,6 +134,21 @@ def repeat_options(arguments: Sequence[str], names: set[str]) -> list[str]:
             needs_value = False
         result.append(argument)
     return result
+
+
+def refuse_empty(arguments: Sequence[str], *, texts: bool) -> None:
+    """Raises UsageError for an empty value, which a shell variable that is not set leaves. texts: True if an argument is a text, which has
+    checks of its own.
+    """
+    for before, argument in itertools.pairwise(["", *arguments]):
+        if argument == "":
+            option = before if before.startswith("-") else ""
+        elif argument.startswith("--") and argument.partition("=")[1:] == ("=", ""):
+            option = argument.removesuffix("=")
+        else:
+            continue
+        if option != "--text-pair" and (option or not texts):
+            raise UsageError(f"{option or 'an argument'} is empty; pass a value (is a variable of the shell not set?)")
 
 
 def split_help(text: str | None) -> tuple[str, list[str]]:
