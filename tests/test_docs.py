@@ -365,4 +365,6 @@ def test_no_page_of_the_site_scrolls_horizontally(site: Path, browser: Any) -> N
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_is_available_for_common_shells(shell: str) -> None:
-    assert "complet" in printed("--show-completion", shell, environment={"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"})
+    environment = {**os.environ, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}  # read while the command line is built
+    command = [sys.executable, "-m", "cramlm", "--show-completion", shell]
+    assert "complet" in subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout

@@ -16,7 +16,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 PARAMETERS = {
     "fit": ["config", "out", "overwrite", "track", "store", "emit", "process"],
     "compare": ["grid", "out", "store", "jobs", "overwrite", "title", "emit", "stop"],
-    "explain": ["predictor", "text", "text_pair", "run", "passages"],
+    "explain": ["predictor", "text", "text_pair", "label", "run", "passages"],
     "Predictor.load": ["folder", "precision", "device", "model_part"],
     "Predictor.predict": ["self", "texts", "pairs"],
     "OnnxPredictor.load": ["folder", "threads"],
