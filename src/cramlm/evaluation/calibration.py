@@ -9,7 +9,7 @@ numbers of a regression get slope and intercept of the least-squares line. Impor
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -70,8 +70,6 @@ def calibrate(probabilities: FloatArray, truth: IntArray, log_prior: npt.NDArray
     The loss is convex in both numbers, so the result does not depend on where the search begins. One additional text for which every label
     is equally true keeps the scale finite if all predictions are right (after Platt 1999).
     """
-    from scipy.optimize import minimize
-
     seen = truth < probabilities.shape[1]
     logarithms, rows, targets = _logarithm(probabilities[seen]), np.arange(int(seen.sum())), truth[seen]
     if not len(rows):
@@ -91,10 +89,7 @@ def calibrate(probabilities: FloatArray, truth: IntArray, log_prior: npt.NDArray
         gradient = np.array([(excess * logarithms).sum(), (excess @ log_prior).sum()]) / len(rows)
         return float(-(1 - smoothing) * log_predicted[rows, targets].mean() - smoothing * log_predicted.mean()), gradient
 
-    bounds = [(_SCALES[0] * unit, _SCALES[1] * unit), (0.0, 1.0)]
-    best = minimize(loss_and_gradient, x0=np.array([unit, 0.0]), jac=True, method="L-BFGS-B", bounds=bounds)
-    scale, share = map(float, best.x)
-    return Calibration(scale / unit, (share * log_prior).astype(np.float32), float(best.fun))
+    return _minimized(loss_and_gradient, unit, log_prior)
 
 
 def calibrate_labels(probabilities: FloatArray, truth: BoolArray, log_odds_of_labels: npt.NDArray[np.float64]) -> Calibration:
@@ -103,8 +98,6 @@ def calibrate_labels(probabilities: FloatArray, truth: BoolArray, log_odds_of_la
     The loss is the sum of the binary losses of all labels, convex in both numbers. One additional text for which every label is as true as
     not keeps the scale finite, as in `calibrate`.
     """
-    from scipy.optimize import minimize
-
     log_odds = _log_odds(probabilities)
     unit = float(log_odds.std()) or 1.0
     log_odds /= unit
@@ -119,10 +112,17 @@ def calibrate_labels(probabilities: FloatArray, truth: BoolArray, log_odds_of_la
         gradient = np.array([(excess * log_odds).sum(), (excess @ log_odds_of_labels).sum()]) / count
         return float((np.logaddexp(0, logits) - targets * logits).sum()) / count, gradient
 
+    return _minimized(loss_and_gradient, unit, log_odds_of_labels)
+
+
+def _minimized(loss_and_gradient: Callable[[Any], Any], unit: float, log_prior: npt.NDArray[np.float64]) -> Calibration:
+    """Minimize a loss of (scale, share of `log_prior`). loss_and_gradient: of logits that were divided by `unit`."""
+    from scipy.optimize import minimize
+
     bounds = [(_SCALES[0] * unit, _SCALES[1] * unit), (0.0, 1.0)]
     best = minimize(loss_and_gradient, x0=np.array([unit, 0.0]), jac=True, method="L-BFGS-B", bounds=bounds)
     scale, share = map(float, best.x)
-    return Calibration(scale / unit, (share * log_odds_of_labels).astype(np.float32), float(best.fun))
+    return Calibration(scale / unit, (share * log_prior).astype(np.float32), float(best.fun))
 
 
 def calibrate_numbers(numbers: FloatArray, truth: npt.NDArray[np.float64]) -> Calibration:

@@ -295,12 +295,12 @@ def _sample(examples: list[Example], count: int, seed: int, origin: str, kind: T
     for stratum in sorted(by_stratum):
         share = max(1, round(count * len(by_stratum[stratum]) / len(examples)))
         order = generator.permutation(by_stratum[stratum]).tolist()
-        sampled += (order if kind == "classification" else _new_labels_first(order, examples, kind))[:share]
+        sampled += _new_labels_first(order, examples, kind)[:share]
     return sorted(sampled)
 
 
 def _new_labels_first(order: list[int], examples: list[Example], kind: TaskKind) -> list[int]:
-    """Move rows that have a label which no earlier row has to the front."""
+    """Return the rows that have a label which no earlier row has, then the others; of rows with one common label the order is unchanged."""
     seen, first, others = set[str](), list[int](), list[int]()
     for index in order:
         names = set(RULES[kind].names(str(examples[index].label)))
