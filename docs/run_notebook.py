@@ -23,7 +23,9 @@ def run(path: Path, folder: Path) -> None:
         CellExecutionError: at the first cell that fails; the file is unchanged.
     """
     notebook = nbformat.read(path, as_version=4)
-    NotebookClient(notebook, timeout=SECONDS, kernel_name="python3", resources={"metadata": {"path": str(folder)}}).execute()
+    resources = {"metadata": {"path": str(folder)}}
+    # A kernel sends its stream in as many pieces as time makes of it: together, a cell has one of each name.
+    NotebookClient(notebook, timeout=SECONDS, kernel_name="python3", resources=resources, coalesce_streams=True).execute()
     for cell in notebook.cells:
         cell.metadata = {}
         if cell.cell_type == "code":
