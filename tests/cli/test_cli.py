@@ -102,6 +102,7 @@ def test_predict_writes_the_same_predictions_in_input_order_to_stdout_and_to_fil
     assert [float(row["probability_sea"]) for row in rows] == [answer["sea"] for answer in answers]
     cramlm("predict", fitted / "run/export", tmp_path / "new.csv", "--out", tmp_path / "answers.tsv")
     assert list(csv.DictReader((tmp_path / "answers.tsv").read_text("utf-8").splitlines(), delimiter="\t")) == rows
+    assert printed("predict", fitted / "run/export", "-", "--out", "-", stdin=texts).splitlines() == lines
 
 
 def test_predictions_stand_beside_the_columns_of_a_spreadsheet_in_its_form(fitted: Path, tmp_path: Path) -> None:
@@ -301,6 +302,13 @@ def test_a_file_that_is_read_or_that_cramlm_verifies_is_not_replaced(fitted: Pat
     replaced, within = (error_line(cramlm(*words, out, cwd=fitted), 2) for out in (file, inside))
     assert replaced == f"{file}: is the file to read, which would be replaced; pass another file to write"
     assert within == f"{inside}: is inside a folder whose files cramlm verifies; write the file outside of it"
+
+
+@pytest.mark.parametrize("command", ["search store --queries FILE --run", "report run -o"])
+def test_a_dash_is_no_file_where_nothing_can_be_written_to_standard_output(fitted: Path, tmp_path: Path, command: str) -> None:
+    (tmp_path / "queries.txt").write_text("ship\n", "utf-8")
+    words = command.replace("FILE", str(tmp_path / "queries.txt")).split()
+    assert error_line(cramlm(*words, "-", cwd=fitted), 2).startswith("-: standard output cannot be written here")
     assert file.read_bytes() == b"mine"
 
 

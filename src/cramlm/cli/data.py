@@ -32,6 +32,7 @@ from cramlm.cli.options import (
     ThreadsOption,
     checked,
     open_encoder,
+    printed_or_written,
     read_stop_words,
     resolve_corpus,
     resolve_corpus_settings,
@@ -291,7 +292,7 @@ def refuse_other_format(out: Path) -> None:
 
 def passages(
     selection: Annotated[Path, typer.Argument(metavar="DIR", help="Output folder of `cramlm select`, or a run.")],
-    out: Annotated[Path | None, typer.Option("-o", "--out", metavar="FILE", help="File to write (default: standard output).")] = None,
+    out: Annotated[Path | None, printed_or_written("File to write")] = None,
 ) -> None:
     """Write the passages of a selection or a run as JSON lines.
 

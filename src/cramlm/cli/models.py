@@ -35,6 +35,7 @@ from cramlm.cli.options import (
     SeparatorOption,
     TextsArgument,
     abstain_threshold,
+    printed_or_written,
 )
 from cramlm.cli.process import check_address_space_of_model
 from cramlm.errors import EnvironmentFault, UsageError, brief, counted
@@ -102,9 +103,7 @@ def shown(label: str) -> str:
 def predict(
     model: ModelArgument,
     file: TextsArgument,
-    out: Annotated[
-        Path | None, typer.Option("-o", "--out", metavar="FILE", help="File for the predictions: .jsonl, .csv or .tsv (default: stdout).")
-    ] = None,
+    out: Annotated[Path | None, printed_or_written("File for the predictions: .jsonl, .csv or .tsv")] = None,
     precision: PrecisionOption = "fp32",
     device: PredictionDevice = "auto",
     model_part: ModelPartOption = "combined",
@@ -384,10 +383,7 @@ def label_next(
     ],
     file: Annotated[str, typer.Argument(metavar="FILE", help="Texts without labels, in a format that fit reads.")],
     count: Annotated[int, typer.Option("-n", "--count", metavar="N", min=1, help="Number of texts to choose.")] = 50,
-    out: Annotated[
-        Path | None,
-        typer.Option("-o", "--out", metavar="FILE", help="File for the texts: .jsonl, .csv or .tsv (default: stdout)."),
-    ] = None,
+    out: Annotated[Path | None, printed_or_written("File for the texts: .jsonl, .csv or .tsv")] = None,
     labelled: Annotated[
         list[str] | None,
         typer.Option(metavar="FILE", help="More labelled texts that are left out, beside those of the run; may be repeated."),

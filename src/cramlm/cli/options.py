@@ -143,6 +143,15 @@ def top_k_option(text: str) -> Any:
     return typer.Option("--top-k", "-k", metavar="N", min=1, help=text)
 
 
+def printed_or_written(text: str) -> Any:
+    """Return the option for a file to write; without it, or with `-` for the file, the value is None: standard output."""
+    return typer.Option("-o", "--out", metavar="FILE", help=f"{text} (default, or -: standard output).", callback=_none_for_dash)
+
+
+def _none_for_dash(file: Path | None) -> Path | None:
+    return None if file == Path("-") else file
+
+
 def complete_recipe(incomplete: str) -> list[str]:
     """Return the names of recipes that start with `incomplete`, for the completion of a shell."""
     from cramlm.recipes import RECIPES

@@ -148,8 +148,10 @@ def refuse_output(target: Path, *inputs: str | Path | None, published: Sequence[
     published: folders that the same command publishes.
 
     Raises:
-        UsageError: if `target` is one of `inputs`, lies in a published folder, or is a folder.
+        UsageError: if `target` is one of `inputs`, lies in a published folder, is a folder, or is `-`.
     """
+    if str(target) == "-":
+        raise UsageError("-: standard output cannot be written here; pass the name of a file")
     with environment_faults(target):
         if target.is_dir():
             raise UsageError(f"{target}: is a folder; pass a file in it")
