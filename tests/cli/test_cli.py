@@ -302,6 +302,7 @@ def test_a_file_that_is_read_or_that_cramlm_verifies_is_not_replaced(fitted: Pat
     replaced, within = (error_line(cramlm(*words, out, cwd=fitted), 2) for out in (file, inside))
     assert replaced == f"{file}: is the file to read, which would be replaced; pass another file to write"
     assert within == f"{inside}: is inside a folder whose files cramlm verifies; write the file outside of it"
+    assert file.read_bytes() == b"mine"
 
 
 @pytest.mark.parametrize("command", ["search store --queries FILE --run", "report run -o"])
@@ -309,7 +310,6 @@ def test_a_dash_is_no_file_where_nothing_can_be_written_to_standard_output(fitte
     (tmp_path / "queries.txt").write_text("ship\n", "utf-8")
     words = command.replace("FILE", str(tmp_path / "queries.txt")).split()
     assert error_line(cramlm(*words, "-", cwd=fitted), 2).startswith("-: standard output cannot be written here")
-    assert file.read_bytes() == b"mine"
 
 
 def test_a_reader_that_ends_before_the_output_is_no_error(fitted: Path) -> None:
