@@ -14,7 +14,7 @@ from cramlm.linear.features import TextMatrices, Tfidf, Variant, Vocabulary, nor
 from cramlm.linear.files import Scheme, Setting
 from cramlm.linear.model import LinearModel, beside
 from cramlm.linear.solvers import SOLVERS, Coefficients
-from cramlm.linear.teacher import FOLDS, Teacher, aligned, folds, out_of_fold_labels
+from cramlm.linear.teacher import FOLDS, Teacher, aligned, folds, label_counts, out_of_fold_labels
 from cramlm.linear.word_vectors import WordVectors
 from cramlm.records import Example, FloatArray, Task
 
@@ -117,22 +117,22 @@ def test_regularization_does_not_decide_the_confidence_of_soft_labels() -> None:
 
 
 @pytest.mark.parametrize("scheme", ["multinomial", "one-vs-rest"])
-def test_a_text_whose_label_no_other_text_has_gets_a_row_of_zeros(scheme: Scheme) -> None:
+def test_a_text_whose_label_no_other_text_has_has_no_soft_label(scheme: Scheme) -> None:
     """Outside its fold its label does not occur: a model without it would give the gold label probability 0."""
     rows = [*rows_of(("hill", "sea"), 10), ("euro bank", "money")]
     found = soft(rows, ["euro bank loan", "wave"], scheme=scheme)
-    assert found.training_texts[20].tolist() == [0, 0, 0]
+    assert np.isnan(found.training_texts[20]).all()
     np.testing.assert_allclose(found.training_texts[:20].sum(axis=1), 1, rtol=1e-5)
     assert found.passages[0].argmax() == 1, "the label stays one of the model's"
     twice = soft([*rows[:20], ("euro <bank>", "money"), ("<euro> bank", "money")], [], scheme=scheme).training_texts  # in one fold
-    assert twice[20:].tolist() == [[0, 0, 0], [0, 0, 0]]
+    assert np.isnan(twice[20:]).all()
     gold = np.array([task_of(rows).labels.index(label) for _, label in rows])
     assert (found.training_texts[np.arange(20), gold[:20]] > 0.01).all()
 
 
 def test_two_texts_with_two_labels_have_no_out_of_fold_prediction() -> None:
     found = soft([("wave", "sea"), ("ridge", "hill")], ["wave"])
-    assert found.training_texts.tolist() == [[0, 0], [0, 0]]
+    assert np.isnan(found.training_texts).all()
     assert np.isfinite(found.passages).all()
 
 
@@ -156,7 +156,7 @@ def test_soft_labels_are_those_of_the_combination_of_all_models() -> None:
     outputs = {name: KINDS["classification"].outputs(model.logits(texts)) for name, model in teacher.models.items()}
     expected = KINDS["classification"].outputs(teacher.combination.logits(outputs))
     np.testing.assert_allclose(teacher.soft_labels(texts), expected, rtol=1e-6)
-    assert teacher.label_counts.tolist() == [20, 20]
+    assert label_counts(task).tolist() == [20, 20]
 
 
 def test_a_model_with_a_far_higher_dev_loss_does_not_teach() -> None:
@@ -194,7 +194,7 @@ def test_a_label_with_one_text_is_predicted_out_of_fold_from_the_words_of_its_na
     task = task_of([*rows_of(("sea", "hill"), 10), ("quixotic story", "other")])
     model = model_of(task)
     single = len(task.train) - 1
-    assert out_of_fold_labels(model, task, seed=0)[single].sum() == 0
+    assert out_of_fold_labels(model, task, seed=0)[single].tolist() == pytest.approx([np.nan] * 3, nan_ok=True)
     named = replace(task, label_texts=(Example("label:other", "quixotic", None, "other"),))
     predicted = out_of_fold_labels(model, named, seed=0)
     assert len(predicted) == len(task.train)

@@ -151,7 +151,7 @@ def test_vocabulary_loss_is_finite_if_and_only_if_the_logits_are(kind: torch.dty
 def test_soft_labels_of_external_text_are_a_cross_entropy_of_their_own(loss_scale: str, divisor: float) -> None:
     phase = make_phase(text_weight=0.25, label_weight=0.5, teacher_weight=2.0, loss_scale=loss_scale)
     model, batch = make_model(), first_batch(phase)
-    soft = torch.zeros(len(batch.first), model.labels)
+    soft = torch.full((len(batch.first), model.labels), torch.nan)
     soft[batch.external] = torch.softmax(torch.arange(float(model.labels)), 0)
     labelled_batch = replace(batch, soft_labels=soft)
     result, expected = objective_of(phase).losses(model, labelled_batch), reference_terms(model, batch)

@@ -111,10 +111,10 @@ def find_suspicious_rows(path: Path, train: LabelledFile, *, emit: Emit = silent
 def suspicious_labels(probabilities: FloatArray, labels: IntArray) -> list[tuple[int, int]]:
     """Return (row, id of the more probable label) of the suspicious texts, the most suspicious first.
 
-    probabilities: (n, labels), out of fold; rows of 0 are left out. labels: the label id of each text, (n,).
+    probabilities: (n, labels), out of fold; rows of NaN are left out. labels: the label id of each text, (n,).
     """
     own = probabilities[np.arange(len(labels)), labels].astype(np.float64)
-    predicted = probabilities.sum(axis=1) > 0
+    predicted = np.isfinite(probabilities).all(axis=1)
     counts = np.bincount(labels[predicted], minlength=probabilities.shape[1])
     sums = np.bincount(labels[predicted], weights=own[predicted], minlength=probabilities.shape[1])
     thresholds = np.divide(sums, counts, out=np.full(len(counts), np.inf), where=counts > 0)

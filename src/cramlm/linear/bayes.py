@@ -23,7 +23,7 @@ from cramlm.linear.files import BayesSetting
 from cramlm.linear.fit import DevCandidates, LinearFit
 from cramlm.linear.model import LinearModel
 from cramlm.linear.solvers import SOLVERS, Coefficients
-from cramlm.linear.teacher import aligned
+from cramlm.linear.teacher import aligned, label_counts
 from cramlm.records import Emit, Event, IntArray, Task, silent
 
 STAGE: Final = "bayes"
@@ -89,9 +89,8 @@ class _Data:
         dev = vocabulary.transform([normalize(example.divided_text) for example in task.dev])
         label_rows = np.eye(len(task.labels), dtype=np.float32)[SOLVERS[task.kind].targets(learned)]
         unlabelled = rows[len(train) :]
-        label_counts = np.bincount(SOLVERS[task.kind].targets(task), minlength=len(task.labels))
         labelled = _LENGTH * np.asarray(rows[: len(train)].T @ label_rows)
-        return cls(vocabulary, labelled, unlabelled, unlabelled.T.tocsr(), dev, label_counts)
+        return cls(vocabulary, labelled, unlabelled, unlabelled.T.tocsr(), dev, label_counts(task))
 
     def fit(self, setting: BayesSetting) -> Coefficients:
         """Learn from the labelled texts, then `ROUNDS` times from the passages, too, with the labels of the model before."""

@@ -22,7 +22,7 @@ from cramlm.linear.files import Setting
 from cramlm.linear.fit import FEW_TEXTS, DevCandidates, LinearFit, SearchSpace, Spans, TaskFeatures
 from cramlm.linear.model import LinearModel
 from cramlm.linear.solvers import SOLVERS, on_one_blas_thread
-from cramlm.linear.teacher import Teacher, aligned
+from cramlm.linear.teacher import Teacher, aligned, label_counts
 from cramlm.records import Emit, Event, Example, FloatArray, Task, silent
 
 UNLABELLED_WEIGHT: Final = 3.0
@@ -118,7 +118,7 @@ def _with_labels(task: Task, unlabelled: Sequence[Example], teacher: Teacher) ->
 
     The mean of the teacher's probabilities is aligned with the label frequencies of the training texts.
     """
-    probabilities = aligned(teacher.soft_labels([example.divided_text for example in unlabelled]), teacher.label_counts)
+    probabilities = aligned(teacher.soft_labels([example.divided_text for example in unlabelled]), label_counts(task))
     labels = [task.labels[number] for number in probabilities.argmax(axis=1).tolist()]
     known = task.with_label_texts.train
     learned = (*known, *(replace(text, label=label) for text, label in zip(unlabelled, labels, strict=True)))

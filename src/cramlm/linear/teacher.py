@@ -36,12 +36,11 @@ _FOLD_STREAM: Final = 0x666F  # separates these folds from other random choices 
 class Teacher:
     """The fitted linear models of a run, whose combined probabilities are soft labels.
 
-    models: by name. combination: their calibrations and weights. label_counts: training texts of each label, (labels,).
+    models: by name. combination: their calibrations and weights.
     """
 
     models: Mapping[str, LinearModel]
     combination: Combination
-    label_counts: IntArray
 
     @classmethod
     def of(cls, models: Mapping[str, LinearModel], task: Task, *, metric: str) -> Teacher:
@@ -49,13 +48,12 @@ class Teacher:
         texts = [example.divided_text for example in task.dev]
         probabilities = {name: _probabilities(model, model.logits(texts)) for name, model in models.items()}
         combination = combine_on_dev(task, probabilities, metric=metric).combination
-        counts = np.bincount(SOLVERS["classification"].targets(task), minlength=len(task.labels))
-        return cls({name: models[name] for name in combination.models}, combination, counts)
+        return cls({name: models[name] for name in combination.models}, combination)
 
     def soft_labels(self, texts: Sequence[str]) -> FloatArray:
         """Distributions over the labels, float32 (texts, labels)."""
         if not texts:
-            return np.zeros((0, len(self.label_counts)), dtype=np.float32)
+            return np.zeros((0, len(self.combination.labels)), dtype=np.float32)
         shared = TextMatrices(texts)
         probabilities = {name: _probabilities(model, model.logits_of_shared(shared)) for name, model in self.models.items()}
         return KINDS["classification"].outputs(self.combination.logits(probabilities))
@@ -70,12 +68,12 @@ def _probabilities(model: LinearModel, logits: FloatArray) -> FloatArray:
 def out_of_fold_labels(model: LinearModel, task: Task, *, seed: int) -> FloatArray:
     """Calibrated probabilities of the training texts, float32 (training texts, labels), each predicted by `model` fitted without its fold.
 
-    A row is 0 if no text outside the fold has the label of its text.
+    A row is NaN if no text outside the fold has the label of its text.
     """
     assert model.kind == "classification", "soft labels are distributions over labels"
     targets = SOLVERS[model.kind].targets(task)
     held_out = _out_of_fold(model, task, seed=seed)
-    predicted = held_out.sum(axis=1) > 0
+    predicted = np.isfinite(held_out).all(axis=1)
     calibration = calibrate(held_out[predicted], targets[predicted], np.zeros(len(task.labels)))
     held_out[predicted] = np.exp(calibration.log_probabilities(held_out[predicted]))
     return held_out
@@ -95,7 +93,7 @@ def _out_of_fold(model: LinearModel, task: Task, *, seed: int) -> FloatArray:
     count = len(task.train)
     fold = np.full(len(texts), -1)
     fold[:count] = folds(texts[:count], targets[:count], seed)
-    probabilities = np.zeros((len(texts), len(task.labels)), dtype=np.float32)
+    probabilities = np.full((len(texts), len(task.labels)), np.nan, dtype=np.float32)
     for number in range(FOLDS):
         inside = fold == number
         present = np.bincount(targets[~inside], minlength=len(task.labels)) > 0
@@ -106,7 +104,7 @@ def _out_of_fold(model: LinearModel, task: Task, *, seed: int) -> FloatArray:
         if setting.class_weights == "uniform":
             logits = logits + _prior_correction(targets, targets[~inside], len(task.labels))
         # A label without a text outside the fold would get probability 0 against its own gold label.
-        probabilities[inside] = np.where(present[targets[inside]][:, None], outputs(logits), 0)
+        probabilities[inside] = np.where(present[targets[inside]][:, None], outputs(logits), np.nan)
     return probabilities[:count]
 
 
@@ -138,10 +136,15 @@ def folds(texts: Sequence[str], labels: IntArray, seed: int) -> IntArray:
     return fold[groups]
 
 
+def label_counts(task: Task) -> IntArray:
+    """Training texts of each label of a classification, (labels,)."""
+    return np.bincount(SOLVERS["classification"].targets(task), minlength=len(task.labels))
+
+
 def aligned(probabilities: FloatArray, counts: IntArray) -> FloatArray:
     """Rows (texts, labels) times the ratio of each label's frequency in the training texts to its mean in the rows, normalized again.
 
-    counts: training texts of each label, (labels,).
+    counts: `label_counts`.
     """
     prior = counts / counts.sum()
     mean = (probabilities.sum(axis=0) + ALIGNMENT_PRIOR * prior) / (len(probabilities) + ALIGNMENT_PRIOR)

@@ -113,7 +113,7 @@ class Batches:
             labels.append(stream.pool.labels[indices] if origin == "task" else np.full(len(indices), -1, dtype=np.int64))
             external.append(np.full(len(indices), origin == "external"))
             soft = stream.pool.soft_labels
-            soft_labels.append(np.zeros((len(indices), self._classes), dtype=np.float32) if soft is None else soft[indices])
+            soft_labels.append(np.full((len(indices), self._classes), np.nan, dtype=np.float32) if soft is None else soft[indices])
             own = stream.pool.targets
             targets.append(np.zeros((len(indices), self._outputs), dtype=np.float32) if own is None else own[indices])
             token_values += [each for index in indices if (each := token_values_of(self.phase, stream.pool, int(index))) is not None]

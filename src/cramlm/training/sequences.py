@@ -39,8 +39,8 @@ class TokenPool:
     """Token sequences with their special tokens, end to end: sequence i is ids[offsets[i]:offsets[i + 1]].
 
     ids: uint16, or uint32 for large vocabularies. offsets: (n + 1,) int64. labels: (n,) int64, -1 = none. weights: (n,) float32, > 0, how
-    often each is sampled, in proportion; None = uniform. soft_labels: (n, labels) float32, a teacher's probabilities; None without a
-    teacher. targets: as in `Batch`; None where each text has one label. For each token, or None where no term needs it: begins, bool, True
+    often each is sampled, in proportion; None = uniform. soft_labels: as in `Batch`; None without a teacher.
+    targets: as in `Batch`; None where each text has one label. For each token, or None where no term needs it: begins, bool, True
     where a word (or phrase) begins; token_labels, uint8 (terms/important_tokens.py); scores, float32, higher for tokens to hide first.
     """
 

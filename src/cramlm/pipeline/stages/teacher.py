@@ -12,7 +12,7 @@ from cramlm.config.phase import PhaseConfig, linear_teachers
 from cramlm.data.task import task_fingerprint
 from cramlm.evaluation.evaluate import outputs_of, predict_logits, sequences_of_texts
 from cramlm.linear.model import LinearModel
-from cramlm.linear.teacher import TRAINING_TEXTS_FILE, Teacher, aligned, out_of_fold_labels
+from cramlm.linear.teacher import TRAINING_TEXTS_FILE, Teacher, aligned, label_counts, out_of_fold_labels
 from cramlm.model.model import Model
 from cramlm.model.prompts import Prompt, passage_room
 from cramlm.model.tokenizer import Tokenizer, Tokens
@@ -24,7 +24,7 @@ from cramlm.storage.artifacts import Artifact, write_shared_part
 
 SOFT_LABELS: Final = "soft-labels"
 """Kind of the part of a linear teacher that does not depend on the seed: the soft labels of passages."""
-_VERSION: Final = 9
+_VERSION: Final = 10
 TEMPERATURE: Final = 2.0
 """Divisor of an encoder's logits (Schick and Schütze 2021)."""
 
@@ -73,7 +73,7 @@ def teach_by_linear_models(run: RunContext, text: EncodedTexts, models: Mapping[
             if whole is not None:
                 labels += np.float32(config.passage_share) * (whole[tokens.source] - labels)
             if config.align_distribution:
-                labels = aligned(labels, teacher.label_counts)
+                labels = aligned(labels, label_counts(run.task))
             save_array(target / name, labels)
             messages.append(_message(len(pieces), "pieces of passages", labels))
         weights = teacher.combination.weights
@@ -87,7 +87,7 @@ def teach_by_linear_models(run: RunContext, text: EncodedTexts, models: Mapping[
         regression = LinearModel.load(models["static" if "static" in models else "tfidf"].path)
         held_out = out_of_fold_labels(regression, run.task, seed=run.config.seed)
         save_array(target / TRAINING_TEXTS_FILE, held_out)
-        predicted = held_out[held_out.sum(axis=1) > 0]
+        predicted = held_out[np.isfinite(held_out).all(axis=1)]
         run.emit(Event("done", "teacher", f"soft labels of {_message(len(predicted), 'training texts out of fold', predicted)}"))
 
     inputs: dict[str, Any] = {

@@ -206,4 +206,4 @@ class VocabularyTerm(PositionTerm):
 
 def without_labels(batch: Batch) -> Batch:
     """The batch without labels and soft labels."""
-    return replace(batch, task_labels=np.full_like(batch.task_labels, -1), soft_labels=np.zeros_like(batch.soft_labels))
+    return replace(batch, task_labels=np.full_like(batch.task_labels, -1), soft_labels=np.full_like(batch.soft_labels, np.nan))

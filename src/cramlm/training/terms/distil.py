@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -17,13 +20,13 @@ class SoftLabels(LabelTerm):
 
     def counts(self, batch: Batch | PackedBatch) -> Counts:
         """Sequences with soft labels, by origin."""
-        has_soft_labels = batch.soft_labels.sum(1) > 0
+        has_soft_labels: Any = (batch.soft_labels > -math.inf).any(1)  # False for NaN
         external, task = int((has_soft_labels & batch.external).sum()), int((has_soft_labels & ~batch.external).sum())
         return {f"distil_{origin}": external if origin == "external" else task for origin in self.configs}
 
     def loss(self, model: Model, logits: Tensor, batch: PackedBatch, counts: Counts, *, scale: float) -> TermLoss:
-        """Soft labels of 0 (a sequence without a teacher's prediction) add nothing."""
-        each = -(batch.soft_labels * torch.log_softmax(logits, -1))
+        """Soft labels of NaN (a sequence without a teacher's prediction) add nothing."""
+        each = -(torch.nan_to_num(batch.soft_labels) * torch.log_softmax(logits, -1))
         weighted, means = torch.zeros((), device=logits.device), {}
         for origin, config in self.configs.items():
             name = f"distil_{origin}"
