@@ -319,6 +319,12 @@ def test_a_linear_recipe_that_is_an_arm_has_one_row(tmp_path: Path) -> None:
     grid = Grid(arms_of(["static", "tfidf"]), (1,), ("all",), task, corpus, settings=("baseline.c=[1.0]",))
     found = compare(grid, out=tmp_path / "out", store=tmp_path / "store")
     assert [(row.arm, row.is_baseline) for row in found.rows] == [("static", False), ("tfidf", False), ("bayes", True)]
+    assert "FLOPs" not in found.table.rpartition("in all, the cost")[2], "no FLOPs were counted"
+    header, _, *rows = ([cell.strip() for cell in line.split("|")] for line in found.table.splitlines() if line.startswith("|"))
+    for row in rows[:2]:
+        cells = dict(zip(header, row, strict=True))
+        assert cells["FLOPs executed"] == ""
+        assert cells["parameters"].endswith("k")
     pairs = {frozenset((pair.arm, pair.other)) for pair in found.pairs}
     assert pairs == {frozenset(each) for each in (("tfidf", "static"), ("bayes", "static"), ("bayes", "tfidf"))}
     alone = replace(grid, arms=arms_of(["static"]))

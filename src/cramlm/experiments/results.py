@@ -405,10 +405,11 @@ def markdown(rows: Sequence[Row], pairs: Sequence[Pair], totals: Mapping[str, fl
     ]
     if totals.get("runs"):
         energy = f", {totals['kwh']:.3f} kWh" if "kwh" in totals else ""
+        trained = f", {totals['paper_flops']:.2e} FLOPs by the paper's formula, {totals['executed_flops']:.2e} executed"
+        flops = trained if totals["executed_flops"] else ""
         notes.append(
             f"{counted(round(totals['runs']), 'run')} in all, the cost of choosing among them: {totals['minutes']:.1f} minutes, "
-            f"{totals['cpu_minutes']:.1f} CPU minutes{energy}, {totals['paper_flops']:.2e} FLOPs by the paper's formula, "
-            f"{totals['executed_flops']:.2e} executed."
+            f"{totals['cpu_minutes']:.1f} CPU minutes{energy}{flops}."
         )
     notes += [f"Failed: {name}: {reason}" for name, reason in failed.items()]
     return "\n".join([*lines, "", *notes]) + "\n"
@@ -489,13 +490,17 @@ def _cells(row: Row, pair: Pair | None, columns: Sequence[str]) -> dict[str, str
         f"dev {METRIC_NAMES[main]}": score_text(scores.get(f"dev {main}"), main),
         "minutes": "" if row.minutes is None else f"{at_least}{row.minutes:.1f}",
         "CPU minutes": "" if row.cpu_minutes is None else f"{at_least}{row.cpu_minutes:.1f}",
-        "FLOPs (paper)": "" if row.paper_flops is None else f"{row.paper_flops:.1e}",
-        "FLOPs executed": "" if row.executed_flops is None else f"{row.executed_flops:.1e}",
+        "FLOPs (paper)": f"{row.paper_flops:.1e}" if row.paper_flops else "",
+        "FLOPs executed": f"{row.executed_flops:.1e}" if row.executed_flops else "",
         "raw text": f"{row.passages:,.0f} passages, {row.tokens / 1e6:.1f}M tokens" if row.passages else "",
-        "parameters": "" if row.parameters is None else f"{row.parameters / 1e6:.1f}M",
+        "parameters": "" if row.parameters is None else _millions(row.parameters),
         "kWh": "" if row.kwh is None else f"{row.kwh:.4f}",
     }
     return {column: values[column] for column in columns}
+
+
+def _millions(parameters: int) -> str:
+    return f"{parameters / 1e6:.1f}M" if parameters >= 1e6 else f"{parameters / 1e3:.0f}k"
 
 
 def pair_text(pair: Pair) -> str:
