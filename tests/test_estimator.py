@@ -1,4 +1,4 @@
-"""`CramClassifier` as a scikit-learn classifier, on runs of a second."""
+"""`CramClassifier` and `CramRegressor` as scikit-learn estimators, on runs of a second."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import joblib
 import numpy as np
 import pandas
 import pytest
+from scipy.sparse import csr_matrix
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV, cross_val_score, cross_validate
@@ -20,7 +21,7 @@ from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import FunctionTransformer
 
 from commands import python
-from cramlm import CramClassifier
+from cramlm import CramClassifier, CramRegressor
 from cramlm.data.task import load_task
 from cramlm.errors import CramError, DataError, UsageError
 from cramlm.estimator import in_parameters
@@ -225,6 +226,48 @@ def test_labels_of_any_sortable_type_keep_their_type(classes: tuple[Any, Any], d
     assert set(classifier.predict(data.X_test).tolist()) <= set(classes)
 
 
+QUICK_LINEAR = {"recipe": "tfidf", "settings": {"threads": 1, "baseline.c": [3.0]}}
+
+
+def test_of_several_labels_per_text_predictions_have_the_form_of_the_labels(data: Data, tmp_path: Path) -> None:
+    sets = [
+        [topic for topic, number in (("hill", 9), ("sea", 10)) if number == label or text.startswith("the")]
+        for text, label in zip(data.X, data.y, strict=True)
+    ]
+    matrix = np.array([["hill" in each, "sea" in each, False] for each in sets], dtype=int)
+    of_sets, of_matrix, of_sparse = (
+        CramClassifier(**QUICK_LINEAR, out=tmp_path / "runs").fit(data.X, y)
+        for y in (list(map(tuple, sets)), matrix.tolist(), csr_matrix(matrix))
+    )
+    assert (of_sets.classes_.tolist(), of_matrix.classes_.tolist()) == (["hill", "sea"], [0, 1, 2])
+    assert of_sparse.run_.path == of_matrix.run_.path
+    probabilities = of_sets.predict_proba(data.X_test)
+    assert Predictor.load(of_sets.run_.export).probabilities(data.X_test).tolist() == probabilities.tolist()
+    np.testing.assert_array_equal(of_matrix.predict_proba(data.X_test), np.column_stack([probabilities, np.zeros(len(probabilities))]))
+    predicted = of_matrix.predict(data.X_test)
+    assert predicted[:, :2].tolist() == (probabilities >= 0.5).astype(int).tolist()
+    assert list(of_sets.predict(data.X_test)) == [tuple(np.array(["hill", "sea"])[row > 0]) for row in predicted[:, :2]]
+    assert of_sets.score(data.X, sets) == of_matrix.score(data.X, matrix) == of_sparse.score(data.X, csr_matrix(matrix)) > 0.8
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(of_matrix)).predict(data.X_test), predicted)
+    assert np.isfinite(cross_val_score(clone(of_matrix), data.X, matrix, cv=2, scoring="f1_micro", error_score="raise")).all()
+    with pytest.raises(UsageError, match="abstaining is for texts of one label each"):
+        of_sets.predict_or_abstain(data.X_test, below=0.5)
+
+
+def test_numbers_are_predicted_in_their_unit_and_scored_by_r2(data: Data, tmp_path: Path) -> None:
+    y, y_test = (np.array([2000.0 + label for label in labels]) for labels in (data.y, data.y_test))
+    regressor = CramRegressor(**QUICK_LINEAR, out=tmp_path / "runs")
+    assert regressor.fit(data.X, pandas.Series(y)) is regressor
+    predictions = regressor.predict(data.X_test)
+    assert (predictions.dtype, predictions.shape) == (np.float64, (len(data.X_test),))
+    assert abs(predictions.mean() - 2009.5) < 0.3
+    assert regressor.score(data.X_test, y_test) > 0.3
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(regressor)).predict(data.X_test), predictions)
+    assert Predictor.load(regressor.save(tmp_path / "model")).kind == "regression"
+    with pytest.raises(NotFittedError):
+        clone(regressor).predict(data.X_test)
+
+
 def test_parameters_are_set_and_cloned_and_methods_raise_not_fitted_error_before_fit() -> None:
     classifier = CramClassifier(corpus=["a.jsonl"], budget="1m")
     assert clone(classifier.set_params(seed=1, settings={"threads": 1})).get_params() == classifier.get_params()
@@ -261,10 +304,19 @@ Change = Callable[[list[Any], list[Any]], tuple[Any, Any]]
         (lambda x, y: ([*x[:3], pandas.NA], y), "X\\[3\\] is missing \\(<NA>\\)"),
         (lambda x, y: (x, [0, 1, 0, "b"]), "y mixes text and other labels"),
         (lambda x, y: (x, [*y[:3], "b\ud800"]), "y\\[3\\]: character 1 is a lone surrogate; remove it"),
-        (lambda x, y: (x, [[label] for label in y]), "y\\[0\\] is a list .*; expected one label per text"),
-        (lambda x, y: (x, [(label, 1) for label in y]), "y\\[0\\] is a tuple .*; expected one label per text"),
+        (lambda x, y: (x, [["a"], *y[1:]]), "y\\[1\\] is 'hill', and other rows are lists of labels"),
+        (lambda x, y: (x, [(label, 1) for label in y]), "y mixes text and other labels: the first is 'sea', a label of y\\[0\\] is 1"),
+        (lambda x, y: (x, [["a"], ["b", None], [], ["a"]]), "a label of y\\[1\\] is missing"),
+        (lambda x, y: (x, [["a"], ["b", ["c"]], [], ["a"]]), "a label of y\\[1\\] is a list"),
+        (lambda x, y: (x, [["a"], ["b", "b"], [], ["a"]]), "y\\[1\\] has a label twice"),
+        (lambda x, y: (x, [["a"], ["b"], []]), "inconsistent numbers of samples: 4 texts, 3 labels"),
+        (lambda x, y: (x, [[], [], [], []]), "y holds no labels"),
+        (lambda x, y: (x, np.ones((4, 2))), "y: every row has the labels \\('0', '1'\\)"),
+        (lambda x, y: (x, np.eye(3)), "inconsistent numbers of samples: 4 texts, 3 labels"),
+        (lambda x, y: (x, np.eye(4)), "y: 4 labels that occur 4 times in all .*; are these ids\\?"),
+        (lambda x, y: (x, csr_matrix(2 * np.eye(4))), "y is a sparse matrix with other values than 0 and 1"),
         (lambda x, y: (x, [0.5, 1.25, 0.5, 2.75]), "y holds no classes: Unknown label type"),
-        (lambda x, y: (x, np.eye(4)), "y is of 2 dimensions"),
+        (lambda x, y: (x, 2 * np.eye(4)), "y is of 2 dimensions"),
         (lambda x, y: (["a ship", "a hill", "A  ship", "a hill"], y), "X holds 2 distinct texts, too few to split a dev set off; a class"),
         (lambda x, y: (["a ship"] * 4, y), "X holds 1 distinct text, too few to split a dev set off"),
         (lambda x, y: (x, [7, 8, 9, 7]), "y holds 3 classes for 4 texts, more than one per two texts; are these ids"),
@@ -279,6 +331,23 @@ def test_bad_input_is_refused_with_its_index_before_anything_is_written(change: 
 
 
 @pytest.mark.parametrize(
+    ("y", "message"),
+    [
+        ([1, 2, 3], "inconsistent numbers of samples: 4 texts, 3 labels"),
+        ([1, 2, None, 3], "y\\[2\\] is missing"),
+        ([1, 2, 3, np.inf], "y\\[3\\] is inf, not a finite number"),
+        ([1, "2", 3, 4], "y\\[1\\] is '2', not a finite number; convert it, or use CramClassifier"),
+        (np.eye(4), "y is of 2 dimensions, expected one number per text"),
+        ([2.0] * 4, "y: every row has the number 2.0; there is nothing to learn"),
+    ],
+)
+def test_bad_numbers_are_refused_with_their_index(y: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=message):
+        CramRegressor(out=tmp_path / "runs").fit(TEXTS, y)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"recipe": "magic"}, "recipe 'magic' is not one of tlm"),
@@ -289,6 +358,7 @@ def test_bad_input_is_refused_with_its_index_before_anything_is_written(change: 
         ({"budget": "soon"}, "budget 'soon' is neither a positive time"),
         ({"recipe": "tlm-small:chemprot:x"}, "recipe 'tlm-small:chemprot:x': the scale 'x' is not a number"),
         ({"recipe": "plm"}, r"the recipe plm starts from pretrained weights; pass init= \(a folder with config.json"),
+        ({"settings": {"task.kind": "regression"}}, "task.kind.* is 'regression', and this is a classification task by the form of y"),
         ({"settings": {"seed.more": 3}}, r"settings\['seed.more'\]: 'seed' is a value, not a table"),
         ({"settings": {"model": "static", "phases": []}}, r"needs a corpus; pass corpus, or set model = 'tfidf'"),
     ],
@@ -334,7 +404,8 @@ def test_every_message_that_names_an_option_is_written_for_python() -> None:
         "pass --budget 20m or --set phases[0].steps=N": 'pass budget="20m" or settings={"phases[0].steps": N}',
         "pass a new or empty folder as --out": "pass a new or empty folder as out",
         "pass --set tokens_per_second=N": 'pass settings={"tokens_per_second": N}',
-        "to predict a number pass --task-type regression": 'to predict a number use cramlm.fit with files and kind="regression"',
+        "to predict a number pass --task-type regression": "to predict a number use CramRegressor",
+        "pass --task-type multi-label --label-separator '|'": "pass y as lists of labels to CramClassifier",
         "pass --id-column": 'pass settings={"corpus.id_column": NAME}',
     }
     assert {message: in_parameters(message) for message in messages} == messages

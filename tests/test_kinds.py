@@ -20,7 +20,6 @@ from commands import cramlm, error_line, printed, succeed
 from cramlm import Predictor, recipes
 from cramlm.config.run import load_config, to_toml
 from cramlm.errors import ArtifactError, UsageError
-from cramlm.estimator import CramClassifier
 from cramlm.inference.predictor import load_predictor
 from cramlm.model.huggingface.config import CONFIG_FILE
 from cramlm.model.huggingface.folder import load_classifier
@@ -176,8 +175,6 @@ def test_an_operation_that_a_kind_does_not_have_is_refused_in_one_line(fitted: t
         ("check", data / "train.jsonl", "--task-type", kind, "--model", folder / "run"),
     ):
         assert refused in error_line(cramlm(*command), 2)
-    with pytest.raises(UsageError, match=refused):
-        CramClassifier(settings={"task.kind": kind}).fit(["a", "b", "c", "d"], ["x", "y", "x", "y"])
     with pytest.raises(UsageError, match="the term 'important_tokens' needs tasks with one label per text"):
         recipes.selective_masking(train="", corpus="c.jsonl", kind=kind)
 

@@ -27,8 +27,8 @@ PARAMETERS = {
 
 def test_the_public_names_are_these_and_each_can_be_imported() -> None:
     assert cramlm.__all__ == [
-        *("CramClassifier", "CramError", "Explanation", "Grid", "Hits", "Index", "LabelsPrediction", "NumberPrediction", "OnnxPredictor"),
-        *("Prediction", "Predictor", "Run", "RunConfig", "SelectivePrediction", "compare", "explain", "fit", "recipes"),
+        *("CramClassifier", "CramError", "CramRegressor", "Explanation", "Grid", "Hits", "Index", "LabelsPrediction", "NumberPrediction"),
+        *("OnnxPredictor", "Prediction", "Predictor", "Run", "RunConfig", "SelectivePrediction", "compare", "explain", "fit", "recipes"),
     ]
     for name in cramlm.__all__:
         assert getattr(cramlm, name) is not None

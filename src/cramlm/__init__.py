@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from cramlm import recipes
     from cramlm.config.run import RunConfig
     from cramlm.errors import CramError
-    from cramlm.estimator import CramClassifier
+    from cramlm.estimator import CramClassifier, CramRegressor
     from cramlm.experiments.compare import compare
     from cramlm.experiments.grid import Grid
     from cramlm.inference.explain import Explanation, explain
@@ -37,6 +37,7 @@ __version__ = "0.1.0"
 __all__ = [
     "CramClassifier",
     "CramError",
+    "CramRegressor",
     "Explanation",
     "Grid",
     "Hits",
@@ -58,6 +59,7 @@ __all__ = [
 _MODULES = {
     "CramClassifier": ("cramlm.estimator", "CramClassifier"),
     "CramError": ("cramlm.errors", "CramError"),
+    "CramRegressor": ("cramlm.estimator", "CramRegressor"),
     "Explanation": ("cramlm.inference.explain", "Explanation"),
     "Grid": ("cramlm.experiments.grid", "Grid"),
     "Hits": ("cramlm.retrieval.index", "Hits"),

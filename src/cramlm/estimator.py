@@ -1,7 +1,8 @@
-"""`CramClassifier`, a scikit-learn classifier for texts: works in pipelines, cross-validation and grid searches.
+"""`CramClassifier` and `CramRegressor`, scikit-learn estimators for texts: work in pipelines, cross-validation and grid searches.
 
     classifier = CramClassifier(corpus="corpus/*.jsonl.zst", budget="10m")
     classifier.fit(texts, labels).predict(["some text"])
+    CramRegressor(corpus="corpus/*.jsonl.zst", budget="10m").fit(texts, numbers)
 
 `fit` writes the texts to a task file and runs `cramlm fit`: dev rows are split off, there is no test file, corpus and index are in the
 shared store, so that ten folds index once. The fitted model is the exported folder of the run; the estimator holds no weights, but a
@@ -16,21 +17,25 @@ import re
 import shutil
 import tempfile
 import weakref
+from abc import ABC
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias, assert_never
 
 import numpy as np
 import numpy.typing as npt
-from sklearn.base import BaseEstimator, ClassifierMixin
+import scipy.sparse
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.metrics import accuracy_score
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
+from cramlm.data.labels import RULES, format_labels, format_number
 from cramlm.data.task import split_dev, text_key
 from cramlm.errors import CramError, DataError, UsageError, brief, counted
-from cramlm.records import Emit, Event, Example, FloatArray, silent
+from cramlm.records import Emit, Event, Example, FloatArray, TaskKind, silent
 from cramlm.storage.artifacts import MANIFEST, hash_json, open_artifact, publish, publish_file, refuse_foreign
 from cramlm.storage.locks import lock, wait_while_locked
 
@@ -38,6 +43,10 @@ if TYPE_CHECKING:
     from cramlm.config.run import RunConfig
     from cramlm.inference.predictor import AnyPredictor
     from cramlm.pipeline.run import Run
+
+
+_LISTS: Final = (list, tuple, set, frozenset, np.ndarray)
+"""Types of a text's labels where it may have several."""
 
 
 class InvalidInput(DataError, ValueError):  # noqa: N818 - scikit-learn's callers catch it as a ValueError
@@ -59,7 +68,10 @@ _PARAMETERS: Final = [
         (r"--id-column", 'settings={"corpus.id_column": NAME}'),
         (r"--on-bad-row skip", 'settings={"corpus.on_bad_row": "skip"}'),
         (r"--device (\w+)", r'settings={"device": "\1"}'),
-        (r"pass --task-type (\S+)( --label-separator '.')?", r'use cramlm.fit with files and kind="\1"'),
+        (r"pass --task-type multi-label( --label-separator '.')?", "pass y as lists of labels to CramClassifier"),
+        (r"pass --task-type regression", "use CramRegressor"),
+        (r"with --task-type regression", "with CramRegressor"),
+        (r"is --label-separator .* the right one\?", "are these ids?"),
         (r"--budget ([\w.]+)", r'budget="\1"'),
         (r"a smaller --preset", 'a smaller encoder, as in settings={"encoder.hidden": 128}'),
         (r"--base-model", "init"),
@@ -70,7 +82,7 @@ _PARAMETERS: Final = [
 
 
 def in_parameters(message: str) -> str:
-    """Return a message with the parameters of `CramClassifier` in place of the options of the command line."""
+    """Return a message with the parameters of an estimator in place of the options of the command line."""
     for pattern, replacement in _PARAMETERS:
         message = pattern.sub(replacement, message)
     return message
@@ -91,20 +103,11 @@ def _errors_in_parameters() -> Iterator[None]:
         raise
 
 
-class CramClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn is not typed
-    """A text classifier trained from scratch on labelled texts and on the passages of `corpus` that they retrieve.
+class CramEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn is not typed
+    """A model trained from scratch on labelled texts and on the passages of `corpus` that they retrieve.
 
-    corpus: files, folders or globs of raw text, one or several; None trains on the labels alone.
-    unlabelled: further texts of the task (n,), whose labels are unknown; used with a corpus (docs/guides/unlabelled.md).
-    recipe: a name of `cramlm.recipes.RECIPES`; None is tlm with a corpus, labels-only without. A recipe without retrieval ignores `corpus`.
-    init: folder of pretrained weights, for recipes that can start from one.
-    budget: wall-clock time of one fit, like "10m"; 5 folds take it 5 times.
-    settings: other settings, as in `--set`: {"retriever.top_k": 20, "threads": 1}.
-    out: folder for the runs, each in a subfolder named by a hash of its inputs, so that an equal fit is loaded and a stopped one continues;
-    None is a temporary folder that is deleted with the estimator; a pickle of the estimator then contains the exported model.
-    store: folder for corpora and indexes; None is the default of `cramlm fit`. verbose: show progress on stderr.
-
-    Fitted attributes: `classes_` (sorted, with their own type), `run_` (folder, config and scores of the run; `run_.export` is the model).
+    The parameters are described in `CramClassifier`. Fitted attribute: `run_` (folder, config and scores of the run; `run_.export` is the
+    model).
     """
 
     def __init__(
@@ -134,33 +137,16 @@ class CramClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         self.store = store
         self.verbose = verbose
 
-    def fit(self, X: Any, y: Any) -> Self:  # noqa: N803 - scikit-learn's name
-        """Train on texts (n,) and labels (n,) of any sortable type.
-
-        Raises:
-            InvalidInput, InvalidParameter: (ValueErrors) for different lengths, a missing or blank text, labels that are not classes, too
-            few different texts to split a dev set off; for an unknown setting. CramError: as `cramlm.fit`.
-        """
-        with _errors_in_parameters():
-            return self._fit(X, y)
-
-    def _fit(self, X: Any, y: Any) -> Self:  # noqa: N803
-        texts = checked_texts(X, "X")
-        for index, text in enumerate(texts):
-            if not text.strip():
-                raise InvalidInput(f"X[{index}] is blank; drop it")
-        classes, codes = checked_labels(y, len(texts))
-        names = _names(classes)
-        rows = [
-            json.dumps({"text": text, "label": names[code]}, ensure_ascii=False) + "\n" for text, code in zip(texts, codes, strict=True)
-        ]
+    def _train(self, texts: list[str], kind: TaskKind, labels: Sequence[Any]) -> None:
+        """Fit a run and open its model. texts: `checked_training_texts`. labels: of each text, JSON values of the kind of task."""
+        rows = [json.dumps({"text": text, "label": label}, ensure_ascii=False) + "\n" for text, label in zip(texts, labels, strict=True)]
         further = [] if self.unlabelled is None else checked_texts(self.unlabelled, "unlabelled")
         scratch = _Scratch() if self.out is None else None
         root = scratch.path if scratch is not None else Path(self.out or "")
         folder = root / f"fit-{hash_json([self._inputs(), rows])[:12]}"
         train, more = folder / "data" / "train.jsonl", folder / "data" / "unlabelled.jsonl"
-        if self._config("", []).task.dev is None:  # also validates the settings before files are written
-            _check_dev_split(texts, [names[code] for code in codes], fraction=self.dev_fraction, seed=int(self.seed))
+        if self._config(kind, "", []).task.dev is None:  # also validates the settings before files are written
+            _check_dev_split(texts, kind, labels, fraction=self.dev_fraction, seed=int(self.seed))
 
         def write_inputs() -> None:
             with lock(folder / "run"):  # which marks the folder as that of a run
@@ -170,63 +156,20 @@ class CramClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
 
         with _events(self.verbose) as emit:
             wait_while_locked(write_inputs, stage="run", emit=emit)
-        config = self._config(str(train), [str(more)] if further else [])
+        config = self._config(kind, str(train), [str(more)] if further else [])
         run = self._run(config, folder)
         run = replace(run, path=run.path.absolute())  # so that the model is found after a change of the working directory
-        self.classes_, self.run_, self._scratch = classes, run, scratch
+        self.run_, self._scratch = run, scratch
         self._open()
-        return self
 
-    def predict(self, X: Any) -> npt.NDArray[Any]:  # noqa: N803
-        """Return the most probable class of each text, (n,), with the type of the labels.
-
-        Raises:
-            NotFittedError: before `fit`. InvalidInput: if a text is not a string.
-        """
-        probabilities = self.predict_proba(X)
-        predictions: npt.NDArray[Any] = self.classes_[probabilities.argmax(axis=1)]
-        return predictions
-
-    def predict_proba(self, X: Any) -> FloatArray:  # noqa: N803
-        """Return the probability of each class, float32 (n, classes), columns in the order of `classes_`.
+    def _model(self) -> AnyPredictor:
+        """Return the fitted model.
 
         Raises:
-            NotFittedError, InvalidInput: as `predict`.
+            NotFittedError: before `fit`.
         """
-        check_is_fitted(self, ("classes_", "run_"))
-        predictor = self._predictor or self._open()
-        columns = [predictor.labels.index(name) for name in _names(self.classes_)]
-        probabilities: FloatArray = predictor.probabilities(checked_texts(X, "X"))[:, columns]
-        return probabilities
-
-    def predict_or_abstain(self, X: Any, *, below: float) -> tuple[npt.NDArray[Any], npt.NDArray[np.float64]]:  # noqa: N803
-        """Return (labels, confidences), each (n,): the most probable class, or None if its confidence is lower than `below`.
-
-        The labels are an object array. Confidence is calibrated on the dev rows that `fit` splits off (evaluation/confidence.py).
-
-        Raises:
-            NotFittedError, InvalidInput: as `predict`. UsageError: if `below` is not in [0, 1].
-        """
-        from cramlm.inference.base import check_threshold
-
-        check_is_fitted(self, ("classes_", "run_"))
-        check_threshold(below)
-        predictor = self._predictor or self._open()
-        probabilities = predictor.probabilities(checked_texts(X, "X"))
-        confidences = predictor.calibrated().of(probabilities)
-        names = dict(zip(_names(self.classes_), self.classes_.tolist(), strict=True))
-        labels = np.array([names[predictor.labels[index]] for index in probabilities.argmax(axis=1)], dtype=object)
-        labels[confidences < below] = None
-        return labels, confidences
-
-    def threshold(self, *, accuracy: float) -> float:
-        """Return the lowest `below` of `predict_or_abstain` for which at least this share of the labels is right on dev.
-
-        Raises:
-            NotFittedError: before `fit`. UsageError: if no threshold reaches it.
-        """
-        check_is_fitted(self, ("classes_", "run_"))
-        return (self._predictor or self._open()).threshold(accuracy=accuracy)
+        check_is_fitted(self, "run_")
+        return self._predictor or self._open()
 
     def save(self, path: str | Path) -> Path:
         """Copy the model to the folder `path` for `cramlm.Predictor.load`, and for transformers if it is an encoder.
@@ -234,7 +177,7 @@ class CramClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         Raises:
             UsageError: if `path` exists and is not such a folder.
         """
-        check_is_fitted(self, ("classes_", "run_"))
+        check_is_fitted(self, "run_")
         export = open_artifact(self.run_.export, kind="export")
 
         def copy(folder: Path) -> None:
@@ -294,23 +237,24 @@ class CramClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         files = [] if self.corpus is None else [self.corpus] if isinstance(self.corpus, str | Path) else self.corpus
         return [str(file) for file in files]
 
-    def _config(self, train: str, unlabelled: list[str]) -> RunConfig:
+    def _config(self, kind: TaskKind, train: str, unlabelled: list[str]) -> RunConfig:
         """Return the run config for a training file ("" for a typical one) and files of unlabelled texts.
 
         Raises:
-            UsageError: if a setting does not exist, is out of range, or is not for classification.
+            UsageError: if a setting does not exist, is out of range, or is not for the kind of task.
         """
         from cramlm.cli.options import recipe_data
         from cramlm.config.run import apply_overrides, load_config
-        from cramlm.evaluation.kinds import require_single_label
 
         inputs = self._inputs()
         arguments = {name: inputs[name] for name in ("corpus", "init", "budget", "seed", "dev_fraction")} | {"train": train}
         arguments |= {"unlabelled": unlabelled} if unlabelled else {}
+        arguments |= {} if kind == "classification" else {"kind": kind}
         overrides = inputs["settings"]
         data = recipe_data(self.recipe or ("tlm" if inputs["corpus"] else "labels-only"), arguments, overrides)
-        config = load_config(apply_overrides(data, overrides), origin="CramClassifier")
-        require_single_label(config.task.kind, "CramClassifier", "use cramlm.fit, or the command, with files")
+        config = load_config(apply_overrides(data, overrides), origin=type(self).__name__)
+        if config.task.kind != kind:
+            raise UsageError(f"settings['task.kind'] is {config.task.kind!r}, and this is a {kind} task by the form of y; drop it")
         return config
 
     def _run(self, config: RunConfig, folder: Path) -> Run:
@@ -319,6 +263,165 @@ class CramClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
 
         with _events(self.verbose) as emit:
             return wait_while_locked(lambda: run(config, out=folder, store=self.store, emit=emit), stage="run", emit=emit)
+
+
+TargetType: TypeAlias = Literal["multiclass", "multilabel-indicator", "multilabel-sequences"]
+"""The form of y: one label for each text; a matrix of 0 and 1 (texts, classes); a list of labels for each text."""
+
+
+class CramClassifier(ClassifierMixin, CramEstimator):  # type: ignore[misc]
+    """A text classifier trained from scratch on labelled texts and on the passages of `corpus` that they retrieve. A text has one label or,
+    by the form of y, several.
+
+    corpus: files, folders or globs of raw text, one or several; None trains on the labels alone.
+    unlabelled: further texts of the task (n,), whose labels are unknown; used with a corpus (docs/guides/unlabelled.md).
+    recipe: a name of `cramlm.recipes.RECIPES`; None is tlm with a corpus, labels-only without. A recipe without retrieval ignores `corpus`.
+    init: folder of pretrained weights, for recipes that can start from one.
+    budget: wall-clock time of one fit, like "10m"; 5 folds take it 5 times.
+    settings: other settings, as in `--set`: {"retriever.top_k": 20, "threads": 1}.
+    out: folder for the runs, each in a subfolder named by a hash of its inputs, so that an equal fit is loaded and a stopped one continues;
+    None is a temporary folder that is deleted with the estimator; a pickle of the estimator then contains the exported model.
+    store: folder for corpora and indexes; None is the default of `cramlm fit`. verbose: show progress on stderr.
+
+    Fitted attributes: `classes_` (sorted, with their own type; of a matrix the numbers of its columns), `target_type_` (the form of y:
+    multiclass, multilabel-indicator or multilabel-sequences), `run_` (folder, config and scores of the run; `run_.export` is the model).
+    """
+
+    def fit(self, X: Any, y: Any) -> Self:  # noqa: N803 - scikit-learn's name
+        """Train on texts (n,) and labels of any sortable type: one for each text, (n,), or a list of them for each text; or a matrix of 0
+        and 1, (n, classes), dense or sparse. Lists that NumPy reads as such a matrix are one, as elsewhere in scikit-learn.
+
+        Raises:
+            InvalidInput, InvalidParameter: (ValueErrors) for different lengths, a missing or blank text, labels that are not classes, too
+            few different texts to split a dev set off; for an unknown setting. CramError: as `cramlm.fit`.
+        """
+        with _errors_in_parameters():
+            texts, target_type = checked_training_texts(X), _target_type(y)
+            kind: TaskKind = "classification" if target_type == "multiclass" else "multi-label"
+            labels: list[Any]
+            match target_type:
+                case "multiclass":
+                    classes, codes = checked_labels(y, len(texts))
+                    names = _names(classes)
+                    labels = [names[code] for code in codes]
+                case "multilabel-indicator":
+                    matrix = _dense(y)
+                    _check_lengths(len(texts), len(matrix))
+                    classes = np.arange(matrix.shape[1])
+                    names = _names(classes)
+                    labels = [[names[column] for column in np.flatnonzero(row)] for row in matrix]
+                case "multilabel-sequences":
+                    classes, labels = checked_label_lists(y, len(texts))
+                case _:
+                    assert_never(target_type)
+            if kind == "multi-label":
+                RULES[kind].check([format_labels(each) for each in labels], "y")
+            self._train(texts, kind, labels)
+            self.classes_, self.target_type_ = classes, target_type
+        return self
+
+    def predict(self, X: Any) -> npt.NDArray[Any]:  # noqa: N803
+        """Return the most probable class of each text, (n,), with the type of the labels. Of several labels those with a probability of at
+        least 0.5: an integer matrix (n, classes), or tuples in an object array (n,), as y was in `fit`.
+
+        Raises:
+            NotFittedError: before `fit`. InvalidInput: if a text is not a string.
+        """
+        probabilities = self.predict_proba(X)
+        predictions: npt.NDArray[Any]
+        match self.target_type_:
+            case "multiclass":
+                predictions = self.classes_[probabilities.argmax(axis=1)]
+            case "multilabel-indicator":
+                predictions = (probabilities >= 0.5).astype(np.int64)
+            case _:
+                sets = (tuple(self.classes_[row].tolist()) for row in probabilities >= 0.5)
+                predictions = np.fromiter(sets, dtype=object, count=len(probabilities))
+        return predictions
+
+    def predict_proba(self, X: Any) -> FloatArray:  # noqa: N803
+        """Return the probability of each class, float32 (n, classes), columns in the order of `classes_`; 0 for a column of y without a 1.
+
+        Raises:
+            NotFittedError, InvalidInput: as `predict`.
+        """
+        model = self._model()
+        column_of = {name: column for column, name in enumerate(model.labels)}
+        columns = [column_of.get(name, -1) for name in _names(self.classes_)]
+        probabilities = model.probabilities(checked_texts(X, "X"))
+        return np.where(np.array(columns) >= 0, probabilities[:, columns], np.float32(0))
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:  # noqa: N803
+        """Return the accuracy; of several labels the share of the texts whose labels are all right.
+
+        Raises:
+            NotFittedError, InvalidInput: as `predict`.
+        """
+        predictions = self.predict(X)
+        if self.target_type_ != "multilabel-sequences":
+            return float(accuracy_score(y, predictions, sample_weight=sample_weight))
+        _check_lengths(len(predictions), len(y))
+        return float(np.average([set(one) == set(other) for one, other in zip(predictions, y, strict=True)], weights=sample_weight))
+
+    def predict_or_abstain(self, X: Any, *, below: float) -> tuple[npt.NDArray[Any], npt.NDArray[np.float64]]:  # noqa: N803
+        """Return (labels, confidences), each (n,): the most probable class, or None if its confidence is lower than `below`.
+
+        The labels are an object array. Confidence is calibrated on the dev rows that `fit` splits off (evaluation/confidence.py).
+
+        Raises:
+            NotFittedError, InvalidInput: as `predict`. UsageError: if `below` is not in [0, 1], or texts have several labels.
+        """
+        from cramlm.inference.base import check_threshold
+
+        model = self._model()
+        check_threshold(below)
+        calibrated = model.calibrated()
+        probabilities = model.probabilities(checked_texts(X, "X"))
+        confidences = calibrated.of(probabilities)
+        names = dict(zip(_names(self.classes_), self.classes_.tolist(), strict=True))
+        labels = np.array([names[model.labels[index]] for index in probabilities.argmax(axis=1)], dtype=object)
+        labels[confidences < below] = None
+        return labels, confidences
+
+    def threshold(self, *, accuracy: float) -> float:
+        """Return the lowest `below` of `predict_or_abstain` for which at least this share of the labels is right on dev.
+
+        Raises:
+            NotFittedError: before `fit`. UsageError: if no threshold reaches it, or texts have several labels.
+        """
+        return self._model().threshold(accuracy=accuracy)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.multi_label = True
+        return tags
+
+
+class CramRegressor(RegressorMixin, CramEstimator):  # type: ignore[misc]
+    """A regression of a number for each text; parameters and `run_` as in `CramClassifier`. Recipes for single labels only are refused."""
+
+    def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
+        """Train on texts (n,) and finite numbers (n,).
+
+        Raises:
+            InvalidInput, InvalidParameter: (ValueErrors) for different lengths, a missing or blank text, a missing number, equal numbers,
+            too few different texts to split a dev set off; for an unknown setting. CramError: as `cramlm.fit`.
+        """
+        with _errors_in_parameters():
+            texts = checked_training_texts(X)
+            numbers = checked_numbers(y, len(texts))
+            RULES["regression"].check([format_number(number) for number in numbers], "y")
+            self._train(texts, "regression", numbers)
+        return self
+
+    def predict(self, X: Any) -> npt.NDArray[np.float64]:  # noqa: N803
+        """Return the number of each text in the unit of y, (n,).
+
+        Raises:
+            NotFittedError: before `fit`. InvalidInput: if a text is not a string.
+        """
+        model = self._model()
+        return model.outputs(checked_texts(X, "X"), None)[:, 0].astype(np.float64)
 
 
 def checked_texts(values: Any, name: str) -> list[str]:
@@ -344,6 +447,19 @@ def checked_texts(values: Any, name: str) -> list[str]:
     return texts
 
 
+def checked_training_texts(values: Any) -> list[str]:
+    """Return `checked_texts` of X.
+
+    Raises:
+        InvalidInput: as there, and for a blank text.
+    """
+    texts = checked_texts(values, "X")
+    for index, text in enumerate(texts):
+        if not text.strip():
+            raise InvalidInput(f"X[{index}] is blank; drop it")
+    return texts
+
+
 def checked_labels(values: Any, texts: int) -> tuple[npt.NDArray[Any], npt.NDArray[np.intp]]:
     """Return the sorted classes, with their own type, and the index of each label among them.
 
@@ -355,31 +471,116 @@ def checked_labels(values: Any, texts: int) -> tuple[npt.NDArray[Any], npt.NDArr
         shown = f"one {type(values).__name__}" if isinstance(values, str | bytes) else f"of {dimensions} dimensions"
         raise InvalidInput(f"y is {shown}, expected one label per text in a flat list")
     labels = list(values)
-    if len(labels) != texts:
-        raise InvalidInput(f"X and y have inconsistent numbers of samples: {texts} texts, {len(labels)} labels")
+    _check_lengths(texts, len(labels))
     for index, label in enumerate(labels):
-        if _is_missing(label):
-            raise InvalidInput(f"y[{index}] is missing ({label}); drop the row, or label it")
-        if isinstance(label, str) and not label.strip():
-            raise InvalidInput(f"y[{index}] is blank; drop the row, or label it")
-        if isinstance(label, str):
-            _refuse_surrogates(label, f"y[{index}]")
-        elif isinstance(label, list | tuple | np.ndarray):
-            raise InvalidInput(f"y[{index}] is a {type(label).__name__} ({str(label)[:30]}); expected one label per text in a flat list")
-        if isinstance(label, str) != isinstance(labels[0], str):
-            raise InvalidInput(
-                f"y mixes text and other labels: y[0] is {_shown(labels[0])}, y[{index}] is {_shown(label)}; convert them to one type"
-            )
-    try:
-        check_classification_targets(np.asarray(labels))
-        classes, codes = np.unique(np.asarray(labels), return_inverse=True)
-    except (TypeError, ValueError) as error:
-        raise InvalidInput(f"y holds no classes: {error}") from error
+        _check_label(label, f"y[{index}]", labels[0])
+    classes, codes = _classes(labels)
     if len(classes) == 1:
         raise InvalidInput(f"y holds one class only ({_shown(classes[0])}); a classifier needs at least 2")
     if len(classes) > texts / 2:
         raise InvalidInput(f"y holds {len(classes):,} classes for {texts:,} texts, more than one per two texts; are these ids or numbers?")
     return classes, codes
+
+
+def checked_label_lists(values: Any, texts: int) -> tuple[npt.NDArray[Any], list[list[str]]]:
+    """Return the sorted classes, with their own type, and the names of the labels of each text.
+
+    Raises:
+        InvalidInput: if the number of lists is not `texts`, one is missing or not a list, or a label in it is repeated, missing or blank
+        (with its index), or labels cannot be sorted or are not classes.
+    """
+    rows = list(values)
+    _check_lengths(texts, len(rows))
+    for index, row in enumerate(rows):
+        if not isinstance(row, _LISTS):
+            raise InvalidInput(f"y[{index}] is {_shown(row)}, and other rows are lists of labels; write a list for every text")
+    flat = [label for row in rows for label in row]
+    for index, row in enumerate(rows):
+        for label in row:
+            _check_label(label, f"a label of y[{index}]", flat[0])
+        if len(set(row)) < len(row):
+            raise InvalidInput(f"y[{index}] has a label twice ({str(row)[:30]}); drop one")
+    if not flat:
+        raise InvalidInput("y holds no labels; there is nothing to learn")
+    classes, codes = _classes(flat)
+    names = _names(classes)
+    ends = np.cumsum([len(row) for row in rows])[:-1]
+    return classes, [[names[code] for code in np.sort(row)] for row in np.split(codes, ends)]
+
+
+def checked_numbers(values: Any, texts: int) -> list[float]:
+    """Return the numbers as floats.
+
+    Raises:
+        InvalidInput: if there are not `texts` of them, or one is missing, infinite or no number (with its index).
+    """
+    if isinstance(values, str | bytes) or (dimensions := getattr(values, "ndim", 1)) != 1:
+        shown = f"one {type(values).__name__}" if isinstance(values, str | bytes) else f"of {dimensions} dimensions"
+        raise InvalidInput(f"y is {shown}, expected one number per text in a flat list")
+    numbers = list(values)
+    _check_lengths(texts, len(numbers))
+    for index, number in enumerate(numbers):
+        if _is_missing(number):
+            raise InvalidInput(f"y[{index}] is missing ({number}); drop the row")
+        if not isinstance(number, int | float | np.integer | np.floating) or not math.isfinite(number):
+            raise InvalidInput(f"y[{index}] is {_shown(number)}, not a finite number; convert it, or use CramClassifier for classes")
+    return [float(number) for number in numbers]
+
+
+def _target_type(values: Any) -> TargetType:
+    """Return the form of y; of a value that has none of them `multiclass`, which is checked later."""
+    if scipy.sparse.issparse(values):
+        return "multilabel-indicator"
+    dimensions = getattr(values, "ndim", 1)
+    rows = [] if isinstance(values, str | bytes | Mapping) or dimensions != 1 else list(values)
+    are_lists = any(isinstance(row, _LISTS) for row in rows)
+    if dimensions == 2 or (are_lists and len({len(row) if isinstance(row, _LISTS) else -1 for row in rows}) == 1):
+        matrix = np.asarray(values if dimensions == 2 else [list(row) for row in rows])
+        if matrix.ndim == 2 and matrix.shape[1] > 1 and matrix.dtype.kind in "biuf" and np.isin(matrix, (0, 1)).all():
+            return "multilabel-indicator"
+    return "multilabel-sequences" if are_lists else "multiclass"
+
+
+def _dense(values: Any) -> npt.NDArray[Any]:
+    """Return an indicator matrix as an array (n, classes).
+
+    Raises:
+        InvalidInput: if a sparse matrix holds other values than 0 and 1.
+    """
+    matrix: npt.NDArray[Any] = values.toarray() if scipy.sparse.issparse(values) else np.asarray(values)
+    if not np.isin(matrix, (0, 1)).all():
+        raise InvalidInput("y is a sparse matrix with other values than 0 and 1; expected 1 for each label of a text")
+    return matrix
+
+
+def _check_lengths(texts: int, labels: int) -> None:
+    if labels != texts:
+        raise InvalidInput(f"X and y have inconsistent numbers of samples: {texts} texts, {labels} labels")
+
+
+def _check_label(label: Any, name: str, first: Any) -> None:
+    """Raise InvalidInput if a label is missing, blank, a list or of another type than the first one."""
+    if _is_missing(label):
+        raise InvalidInput(f"{name} is missing ({label}); drop the row, or label it")
+    if isinstance(label, str) and not label.strip():
+        raise InvalidInput(f"{name} is blank; drop the row, or label it")
+    if isinstance(label, str):
+        _refuse_surrogates(label, name)
+    elif isinstance(label, _LISTS):
+        raise InvalidInput(f"{name} is a {type(label).__name__} ({str(label)[:30]}); expected a single label")
+    if isinstance(label, str) != isinstance(first, str):
+        raise InvalidInput(
+            f"y mixes text and other labels: the first is {_shown(first)}, {name} is {_shown(label)}; convert them to one type"
+        )
+
+
+def _classes(labels: Sequence[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.intp]]:
+    """Return the sorted classes and the index of each label among them."""
+    try:
+        check_classification_targets(np.asarray(labels))
+        return np.unique(np.asarray(labels), return_inverse=True)
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(f"y holds no classes: {error}") from error
 
 
 def _shown(label: Any) -> str:
@@ -431,14 +632,16 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def _check_dev_split(texts: Sequence[str], labels: Sequence[str], *, fraction: float, seed: int) -> None:
-    """Raise InvalidInput if no dev set can be split off."""
-    rows = [Example(str(index), text, None, label) for index, (text, label) in enumerate(zip(texts, labels, strict=True))]
+def _check_dev_split(texts: Sequence[str], kind: TaskKind, labels: Sequence[Any], *, fraction: float, seed: int) -> None:
+    """Raise InvalidInput if no dev set can be split off. labels: JSON values."""
+    strata = list(labels) if kind == "classification" else [""] * len(labels)
+    rows = [Example(str(index), text, None, stratum) for index, (text, stratum) in enumerate(zip(texts, strata, strict=True))]
     try:
         split_dev(rows, fraction=fraction, seed=seed)
     except DataError as error:
         distinct = counted(len({text_key(row) for row in rows}), "distinct text")
-        raise InvalidInput(f"X holds {distinct}, too few to split a dev set off; a class needs at least 2") from error
+        remedy = "; a class needs at least 2" if kind == "classification" else ""
+        raise InvalidInput(f"X holds {distinct}, too few to split a dev set off{remedy}") from error
 
 
 @contextmanager
