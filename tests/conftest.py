@@ -104,7 +104,7 @@ def once(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 @pytest.fixture(scope="session")
 def tiny_onnx(once: Once, tiny_export: Path, texts: list[str]) -> Path:
     """The ONNX form of `tiny_export`; no test may change it."""
-    for package in ("onnx", "onnxruntime", "onnxscript"):
+    for package in ("onnx", "onnxruntime"):
         pytest.importorskip(package, reason=f"{package} is missing: pip install 'cramlm[onnx]'")
     from cramlm.export.onnx import export_onnx
 

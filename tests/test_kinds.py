@@ -191,7 +191,7 @@ def test_the_server_predicts_what_predict_prints_and_documents_it(fitted: tuple[
     assert documented[0].keys() == found[0].keys()
 
 
-@pytest.mark.skipif(importlib.util.find_spec("onnxscript") is None, reason="no onnxscript: pip install 'cramlm[onnx]'")
+@pytest.mark.skipif(importlib.util.find_spec("onnx") is None, reason="no onnx: pip install 'cramlm[onnx]'")
 def test_the_onnx_form_predicts_what_the_model_predicts(fitted: tuple[str, Path], tmp_path: Path) -> None:
     kind, folder = fitted
     succeed("export", folder / "run", "--format", "onnx", "-o", tmp_path / "onnx")

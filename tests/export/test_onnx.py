@@ -11,22 +11,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from commands import python
 from cramlm.errors import ArtifactError, DataError, UsageError
 from cramlm.export.onnx import export_onnx
+from cramlm.export.onnx_graph import write_graph
 from cramlm.inference.onnx import OnnxPredictor
 from cramlm.inference.predictor import Predictor, load_predictor
+from cramlm.model.model import Model
 from cramlm.model.tokenizer import Tokenizer
 from cramlm.records import Example
 from cramlm.storage.artifacts import verify
 from server_process import LABELS, export_tiny
 
-for package in ("onnx", "onnxruntime", "onnxscript"):
-    pytest.importorskip(package, reason=f"{package} is missing: pip install 'cramlm[onnx]'")
+onnx = pytest.importorskip("onnx", reason="onnx is missing: pip install 'cramlm[onnx]'")
+pytest.importorskip("onnxruntime", reason="onnxruntime is missing: pip install 'cramlm[onnx]'")
 
-SHAPES = [("bert", "cls"), ("modernbert", "mean"), pytest.param(("modernbert", "cls"), marks=pytest.mark.slow)]
+SHAPES = [("bert", "cls"), ("roberta", "cls"), ("albert", "cls"), ("modernbert", "mean"), ("modernbert", "cls")]
 HARD = ("[MASK] [SEP] aspirin", "Ọ̀RỌ̀ ilé \u200e kinase", "cell " * 300, "x" * 400)
 
 
@@ -64,6 +65,7 @@ def exported(export: Callable[[str, str], Path]) -> Path:
 
 
 def test_onnx_predictions_equal_torch_for_any_length_pair_and_batch(every_shape: Path, texts: list[str]) -> None:
+    onnx.checker.check_model(every_shape / "export-onnx/model.onnx", full_check=True)
     ours, theirs = Predictor.load(every_shape / "export"), OnnxPredictor.load(every_shape / "export-onnx", threads=1)
     assert (theirs.labels, theirs.max_length) == (LABELS, 48)
     inputs = [*texts, *HARD]
@@ -121,7 +123,6 @@ def test_it_needs_only_onnxruntime_tokenizers_and_numpy(exported: Path) -> None:
     assert python(ALONE, exported / "export-onnx").splitlines() == [expected.label, "set()"]
 
 
-@pytest.mark.slow
 def test_int8_is_smaller_and_reports_its_agreement(every_shape: Path, texts: list[str]) -> None:
     folder = export_onnx(every_shape / "export", int8=True, texts=examples(texts)).path
     assert folder == every_shape / "export-onnx-int8"
@@ -134,18 +135,20 @@ def test_int8_is_smaller_and_reports_its_agreement(every_shape: Path, texts: lis
     np.testing.assert_array_equal(int8.probabilities(texts[5:6]), int8.probabilities(texts)[5:6])  # whatever the other texts
 
 
-@pytest.mark.slow
 def test_a_graph_with_other_logits_is_not_published(
     exported: Path, texts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The pooling ignores the mask, as a fault in the graph could: only texts of different lengths reveal it."""
-    from cramlm.export import onnx
 
-    class Faulty(onnx.PaddedClassifier):
-        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-            return super().forward(input_ids, attention_mask.clamp(min=1))
+    def faulty(model: Model, path: Path) -> None:
+        write_graph(model, path)
+        graph = onnx.load(path)
+        index, cast = next((index, node) for index, node in enumerate(graph.graph.node) if node.op_type == "Cast")
+        cast.input[:] = ["everything"]
+        graph.graph.node.insert(index, onnx.helper.make_node("Equal", ["attention_mask"] * 2, ["everything"]))
+        onnx.save(graph, path)
 
-    monkeypatch.setattr(onnx, "PaddedClassifier", Faulty)
+    monkeypatch.setattr("cramlm.export.onnx.write_graph", faulty)
     with pytest.raises(ArtifactError, match=r"graph's logits differ by .*nothing was published"):
         export_onnx(exported / "export", texts=examples(texts), out=tmp_path / "onnx")
     assert not (tmp_path / "onnx").exists()
@@ -199,7 +202,6 @@ def test_external_weights_are_not_read(exported: Path, tmp_path: Path, place: st
     folder, outside = tmp_path / "model", tmp_path / "weights.bin"
     shutil.copytree(exported / "export-onnx", folder)
     (folder / "manifest.json").unlink()
-    import onnx
     from onnx.external_data_helper import set_external_data
 
     graph = onnx.load(folder / "model.onnx")

@@ -110,7 +110,7 @@ def test_explain_uses_the_passage_index_of_the_run(moved: Path, tmp_path: Path) 
 
 
 def test_export_onnx_checks_on_the_stored_texts(moved: Path, tmp_path: Path) -> None:
-    for package in ("onnx", "onnxruntime", "onnxscript"):
+    for package in ("onnx", "onnxruntime"):
         pytest.importorskip(package, reason=f"{package} is missing: pip install 'cramlm[onnx]'")
     only_an_encoder(moved)
     succeed("export", moved, "--format", "onnx")

@@ -6,9 +6,8 @@
     onnx.json           labels, max_length, weights (fp32 or int8), whether it reads pairs, the columns of its training file, the result of
                         the check, versions
 
-The graph is traced from the encoder with one sequence per row. Before the folder is published `OnnxPredictor` loads it: its logits for
-held-out texts must equal those of the model. int8 quantizes weights statically and activations dynamically; this changes predictions, so
-the share of texts with an equal label is reported and stored.
+Before the folder is published `OnnxPredictor` loads it: its logits for held-out texts must equal those of the model. int8 quantizes
+weights statically and activations dynamically; this changes predictions, so the share of texts with an equal label is reported and stored.
 """
 
 from __future__ import annotations
@@ -25,13 +24,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor, nn
 
 from cramlm.errors import ArtifactError, EnvironmentFault, UsageError, counted, size
 from cramlm.evaluation.confidence import CONFIDENCE_FILE, ConfidenceFile
 from cramlm.evaluation.evaluate import predict_logits, sequences_of
 from cramlm.evaluation.kinds import KINDS
+from cramlm.export.onnx_graph import write_graph
 from cramlm.inference.base import SETTINGS_FILE, are_pairs, facts_of
 from cramlm.inference.combined import COMBINATION_FOLDER, CombinedModels, has_combination
 from cramlm.inference.folders import model_of
@@ -39,39 +37,16 @@ from cramlm.inference.onnx import GRAPH_FILE, OnnxPredictor
 from cramlm.inference.predictor import folder_of_form, texts_for_check
 from cramlm.linear.files import is_linear
 from cramlm.model.huggingface.folder import LoadedModel, load_classifier
-from cramlm.model.kernels.torch import no_dropout
-from cramlm.model.model import Model
 from cramlm.records import Emit, Event, Example, FloatArray, silent
 from cramlm.storage.artifacts import Artifact, hash_file, hash_json, refuse_foreign, stage
 
 KIND = "onnx"
-CODE_FORMAT = 4  # raise it when the same model would give another folder
+CODE_FORMAT = 5  # raise it when the same model would give another folder
 LARGEST_DIFFERENCE = 1e-4
 MOST_TEXTS = 200
 _COLUMNS = ("text_column", "text_pair_column", "label_column", "label_separator")
 _COPIED = ("tokenizer.json", "tokenizer_config.json", "config.json")
-_PACKAGES = ("onnx", "onnxruntime", "onnxscript")
-
-
-class PaddedClassifier(nn.Module):
-    """The classifier over padded rows: one sequence per row, padded at the end."""
-
-    def __init__(self, model: Model) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """(batch, length) ids and a mask of 1 for tokens, 0 for padding -> logits (batch, labels)."""
-        length = input_ids.shape[1]
-        position = torch.arange(length, device=input_ids.device).expand_as(input_ids)
-        hidden = self.model.encoder(input_ids, attention_mask - 1, position, dropout=no_dropout())  # 0 = the row's sequence, -1 = padding
-        if self.model.head_config.pooling == "cls":
-            pooled = hidden[:, 0]
-        else:
-            weights = attention_mask[..., None].to(hidden.dtype)
-            pooled = (hidden * weights).sum(1) / weights.sum(1)
-        logits: Tensor = self.model.classifier(pooled, dropout=no_dropout())
-        return logits
+_PACKAGES = ("onnx", "onnxruntime")
 
 
 def export_onnx(
@@ -111,7 +86,7 @@ def export_onnx(
             CombinedModels.load(folder).save(temporary)
         if (confidence := ConfidenceFile.load(folder)) is not None:
             confidence.save(temporary)
-        write_graph(loaded, temporary / GRAPH_FILE)
+        write_graph(loaded.model, temporary / GRAPH_FILE)
         facts: dict[str, Any] = {
             "kind": loaded.model.kind,
             "labels": list(loaded.labels),
@@ -165,27 +140,6 @@ def _label_agreement(loaded: LoadedModel, logits: FloatArray, expected: FloatArr
     return float(np.mean([one == other for one, other in zip(*predicted, strict=True)]))
 
 
-def write_graph(loaded: LoadedModel, path: Path) -> None:
-    """Trace the model as an ONNX graph of any batch size and length (up to the model's positions)."""
-    ids = torch.full((2, min(loaded.max_length, 16)), loaded.tokenizer.unk_id)
-    mask = torch.ones_like(ids)
-    mask[1, 5:] = 0
-    sizes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length", max=loaded.model.encoder_config.max_positions)}
-    with _quietly():
-        program = torch.onnx.export(
-            PaddedClassifier(loaded.model),
-            (ids, mask),
-            dynamo=True,
-            input_names=["input_ids", "attention_mask"],
-            output_names=["logits"],
-            dynamic_shapes={"input_ids": sizes, "attention_mask": sizes},
-            external_data=False,
-            verbose=False,
-        )
-        assert program is not None
-        program.save(path, external_data=False)
-
-
 def quantize(path: Path) -> None:
     """Replace a graph by its int8 form: static weights per tensor, dynamic activations."""
     import onnx
@@ -216,8 +170,8 @@ def _require_packages() -> None:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Silence the exporters' warnings; the graph is checked afterwards."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir", "")]
+    """Silence the quantizer's warnings; the graph is checked afterwards."""
+    loggers = [logging.getLogger(name) for name in ("onnxruntime", "")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.ERROR)
