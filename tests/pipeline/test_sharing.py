@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,13 +12,13 @@ from typing import Any
 import pytest
 
 from cramlm.config.run import load_config
-from cramlm.errors import UsageError
+from cramlm.errors import Stopped, UsageError
 from cramlm.pipeline.run import run
 from cramlm.pipeline.sharing import SHARED, stages_limit
 from cramlm.pipeline.stages.teacher import SOFT_LABELS
-from cramlm.records import Event
+from cramlm.records import Emit, Event
 from cramlm.storage.artifacts import hash_file, verify
-from tiny_task import tiny_config, write_task
+from tiny_task import task_paths, tiny_config, write_task
 
 ALL = set(SHARED) - {SOFT_LABELS} | {"teacher"}  # names of stages: events have that of the whole stage
 
@@ -44,41 +45,71 @@ class Store:
 
     def fit(self, **changes: Any) -> Path:
         """Run a config in a new folder."""
+        return self._run(self.events.append, changes)
+
+    def build(self, **changes: Any) -> Path:
+        """Run a config in a new folder up to the first phase."""
+
+        def until_training(event: Event) -> None:
+            self.events.append(event)
+            if event.stage.startswith("phase-"):
+                raise Stopped("the stages before training are built", exit_code=75)
+
+        with pytest.raises(Stopped):
+            self._run(until_training, changes)
+        return self.folder / f"run-{self.runs}"
+
+    def _run(self, emit: Emit, changes: dict[str, Any]) -> Path:
         self.runs += 1
-        self.events = []
+        self.events.clear()
         config = load_config(short_config(self.paths, **changes))
-        return run(config, out=self.folder / f"run-{self.runs}", store=self.folder / "store", emit=self.events.append).path
+        return run(config, out=self.folder / f"run-{self.runs}", store=self.folder / "store", emit=emit).path
 
     def reused(self) -> set[str]:
         """Return the stages that the last run took from the store."""
         return {event.stage for event in self.events if event.message.startswith("reused from another run")}
 
 
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """A store after a run in run-1; a test may only add runs of the same config."""
+    folder = tmp_path_factory.mktemp("first")
+    store = Store(folder, write_task(folder / "data", documents=60))
+    store.fit()
+    return store
+
+
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
+def store(first: Store, tmp_path: Path) -> Store:
+    """A copy of `first` that one test may change."""
+    shutil.copytree(first.folder, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("run-*"))
+    return Store(tmp_path, task_paths(tmp_path / "data"))
+
+
+@pytest.fixture
+def empty(tmp_path: Path) -> Store:
     return Store(tmp_path, write_task(tmp_path / "data", documents=60))
 
 
-def test_a_stage_starts_once_and_ends_once(store: Store) -> None:
-    store.fit()
+def test_a_stage_starts_once_and_ends_once(first: Store) -> None:
     for kind in ("start", "done"):
-        counts = Counter(event.stage for event in store.events if event.kind == kind)
+        counts = Counter(event.stage for event in first.events if event.kind == kind)
         assert set(counts.values()) == {1}, counts
+    assert first.reused() == set()
 
 
-def test_an_equal_run_in_another_folder_links_what_precedes_training_and_trains_the_same_weights(store: Store) -> None:
-    first = store.fit()
-    assert store.reused() == set()
-    second = store.fit()
-    assert store.reused() == ALL
+def test_an_equal_run_in_another_folder_links_what_precedes_training_and_trains_the_same_weights(first: Store) -> None:
+    again = Store(first.folder, first.paths, runs=1)
+    one, two = first.folder / "run-1", again.fit()
+    assert again.reused() == ALL
     for stage in ALL - {"teacher"}:
-        manifests = [json.loads((folder / stage / "manifest.json").read_bytes()) for folder in (first, second)]
+        manifests = [json.loads((folder / stage / "manifest.json").read_bytes()) for folder in (one, two)]
         assert manifests[0] == manifests[1]
         for file in manifests[0]["files"]:
-            assert (first / stage / file).samefile(second / stage / file) == (Path(file).suffix not in (".json", ".jsonl"))
-    assert hash_file(first / "export/model.safetensors") == hash_file(second / "export/model.safetensors")
-    assert not any(event.kind in ("stale", "warning") and event.stage in ALL for event in store.events)
-    verify(store.folder)
+            assert (one / stage / file).samefile(two / stage / file) == (Path(file).suffix not in (".json", ".jsonl"))
+    assert hash_file(one / "export/model.safetensors") == hash_file(two / "export/model.safetensors")
+    assert not any(event.kind in ("stale", "warning") and event.stage in ALL for event in again.events)
+    verify(first.folder)
 
 
 @pytest.mark.parametrize(
@@ -94,8 +125,7 @@ def test_an_equal_run_in_another_folder_links_what_precedes_training_and_trains_
     ],
 )
 def test_a_changed_setting_builds_the_stages_that_depend_on_it(changes: dict[str, Any], same: set[str], store: Store) -> None:
-    store.fit()
-    store.fit(**changes)
+    store.build(**changes)
     assert store.reused() == same
 
 
@@ -104,40 +134,37 @@ def test_a_changed_setting_builds_the_stages_that_depend_on_it(changes: dict[str
     [("train", set()), ("dev", {"tokenizer", "embedding"}), ("test", ALL - {"selection", "tokens"}), ("corpus", {"baseline"})],
 )
 def test_a_changed_text_of_the_task_or_the_corpus_builds_the_stages_that_read_it(name: str, same: set[str], store: Store) -> None:
-    store.fit()
     file = Path(store.paths[name])
     file.write_text(file.read_text("utf-8").replace("wave", "billow", 1), "utf-8")
-    store.fit()
+    store.build()
     assert store.reused() == same
 
 
 def test_the_stages_of_another_seed_are_those_that_it_would_build_itself(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    store.fit()
-    shared = store.fit(seed=4)
+    shared = store.build(seed=4)
     monkeypatch.setenv("CRAMLM_STAGES_GB", "0")
-    alone = store.fit(seed=4)
+    alone = store.build(seed=4)
     for stage in ALL:
         hashes = [{path.name: hash_file(path) for path in (folder / stage).iterdir()} for folder in (shared, alone)]
         for name in ("manifest.json", "fit.json"):  # with seconds
             hashes = [{**each, name: ""} for each in hashes]
         assert hashes[0] == hashes[1], stage
-    assert hash_file(shared / "export/model.safetensors") == hash_file(alone / "export/model.safetensors")
 
 
-def test_a_seed_that_samples_texts_is_part_of_what_is_shared(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_seed_that_samples_texts_is_part_of_what_is_shared(empty: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cramlm.linear.fit.FEW_TEXTS", 30)
     monkeypatch.setattr("cramlm.linear.bayes.MAX_PASSAGES", 20)
-    store.fit()
-    store.fit(seed=4)
-    assert store.reused() == {"selection", "tokenizer", "tokens"}
+    empty.build()
+    empty.build(seed=4)
+    assert empty.reused() == {"selection", "tokenizer", "tokens"}
 
 
-def test_no_stage_is_shared_with_a_limit_of_zero(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_stage_is_shared_with_a_limit_of_zero(empty: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CRAMLM_STAGES_GB", "0")
-    store.fit()
-    store.fit()
-    assert store.reused() == set()
-    assert not (store.folder / "store/stages").exists()
+    empty.build()
+    empty.build()
+    assert empty.reused() == set()
+    assert not (empty.folder / "store/stages").exists()
 
 
 @pytest.mark.parametrize("value", ["much", "-1", "inf", "nan"])
@@ -147,10 +174,10 @@ def test_a_limit_that_is_no_size_is_refused(value: str, monkeypatch: pytest.Monk
         stages_limit()
 
 
-def test_a_store_that_cannot_be_written_is_named_and_the_run_goes_on(store: Store) -> None:
-    (store.folder / "store").mkdir()
-    (store.folder / "store/stages").write_text("in the way", "utf-8")
-    store.fit()
-    (note,) = (event.message for event in store.events if "not shared" in event.message)
-    assert f"{store.folder / 'store/stages'}: " in note
-    assert (store.folder / "run-1/export").is_dir()
+def test_a_store_that_cannot_be_written_is_named_and_the_run_goes_on(empty: Store) -> None:
+    (empty.folder / "store").mkdir()
+    (empty.folder / "store/stages").write_text("in the way", "utf-8")
+    empty.fit()
+    (note,) = (event.message for event in empty.events if "not shared" in event.message)
+    assert f"{empty.folder / 'store/stages'}: " in note
+    assert (empty.folder / "run-1/export").is_dir()
