@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # set in many containers: every worker and every process would compile all sources anew
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before numpy: threads that wait for one another take most of a small linear fit
 
 import pytest

@@ -30,7 +30,10 @@ TEXT = "The old ship was near the harbour << sailor >>, on the path to the islan
 WORDS = "The old ship was near the harbour << sailor >> , on the path to the island !! ỌRỌ\u0301"
 
 
-@pytest.fixture(params=["static", "bayes", "tfidf"])
+LINEAR = ("static", "bayes", "tfidf")
+
+
+@pytest.fixture(params=LINEAR)
 def finished(request: pytest.FixtureRequest, linear_runs: Path) -> Path:
     """A finished run of a linear recipe; its data are in ../data."""
     return linear_runs / str(request.param)
@@ -58,21 +61,23 @@ from cramlm.cli.app import app
 from cramlm.export.card import model_card
 from cramlm.serving.batching import load_model
 
-run, texts = Path(sys.argv[1]), sys.argv[2]
-app(["predict", str(run), texts], standalone_mode=False)
-app(["evaluate", str(run), texts], standalone_mode=False)
-app(["explain", str(run), "a ship"], standalone_mode=False)
-cramlm.Predictor.load(run / "export").predict(["a ship"])
-load_model(run / "export", 1)
-assert "library_name: cramlm" in model_card(json.loads((run / "export/provenance.json").read_bytes()))
+texts = sys.argv[1]
+for run in map(Path, sys.argv[2:]):
+    app(["predict", str(run), texts], standalone_mode=False)
+    app(["evaluate", str(run), texts], standalone_mode=False)
+    app(["explain", str(run), "a ship"], standalone_mode=False)
+    cramlm.Predictor.load(run / "export").predict(["a ship"])
+    load_model(run / "export", 1)
+    assert "library_name: cramlm" in model_card(json.loads((run / "export/provenance.json").read_bytes()))
 print(sorted({"torch", "transformers"} & set(sys.modules)))
 """
 
 
-def test_neither_the_commands_nor_python_nor_the_server_load_torch_or_need_its_address_space(finished: Path) -> None:
-    # The first `explain` of a run indexes its passages, for which Arrow reserves a gigabyte of address space.
-    succeed("explain", finished, "a ship")
-    words = shlex.join([sys.executable, "-c", WITHOUT_TORCH, str(finished), str(finished.parent / "data/test.jsonl")])
+def test_neither_the_commands_nor_python_nor_the_server_load_torch_or_need_its_address_space(linear_runs: Path) -> None:
+    runs = [str(linear_runs / name) for name in LINEAR]
+    for each in runs:  # the first `explain` of a run indexes its passages, for which Arrow reserves a gigabyte of address space
+        succeed("explain", each, "a ship")
+    words = shlex.join([sys.executable, "-c", WITHOUT_TORCH, str(linear_runs / "data/test.jsonl"), *runs])
     result = subprocess.run(["bash", "-c", f"ulimit -v 1900000 && exec {words}"], capture_output=True, text=True, timeout=PATIENCE)
     assert result.returncode == 0, result.stderr
     printed = result.stdout.splitlines()

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import sys
 from pathlib import Path
+from typing import Any
 
+import numba
 import pytest
 
-from commands import python
-
-SRC = Path(__file__).parents[2] / "src"
+from commands import Child
+from server_process import PATIENCE
 
 
 def compiled_sum(folder: Path, **environment: str) -> int:
-    """Return what the kernel in `folder` returns for 1, in a process of its own."""
-    paths = {"PYTHONPATH": os.pathsep.join([str(folder), str(SRC)]), "PYTHONDONTWRITEBYTECODE": "1"}
-    return int(python("from linear import plus; print(plus(1))", **paths, **environment))
+    """Return what the kernel in `folder` returns for 1, in a process of its own, which has loaded none of it."""
+
+    def work() -> None:
+        os.environ.update(environment)
+        settings: Any = numba.config
+        settings.CACHE_DIR = environment["NUMBA_CACHE_DIR"]  # numba has read the variable
+        sys.path.insert(0, str(folder))
+        sys.dont_write_bytecode = True
+        print(importlib.import_module("linear").plus(1))
+
+    output, errors = Child(work).communicate(PATIENCE)
+    assert output, errors
+    return int(output)
 
 
 def write_kernels(folder: Path, constant: int) -> Path:
