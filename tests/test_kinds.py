@@ -51,7 +51,7 @@ def fit(folder: Path, paths: dict[str, str], kind: str) -> str:
     config = tiny_config(paths, corpus=None, retriever=None, precision="fp32", tokens_per_second=50_000.0, baseline={"c": [3.0]})
     config["encoder"]["embedding_init"] = "random"
     config["task"]["kind"] = kind
-    config["phases"] = [{**config["phases"][1], "steps": 30, "terms": [{"kind": "classify"}], "evaluate_every": 30, "keep": "best"}]
+    config["phases"] = [{**config["phases"][1], "steps": 30, "evaluate_every": 30, "keep": "best"}]
     (folder / "run.toml").write_text(to_toml(load_config(config)), "utf-8")
     return printed("fit", "--config", folder / "run.toml", "--out", folder / "run", "--store", folder / "store")
 
@@ -98,6 +98,21 @@ def test_a_task_of_a_single_label_that_some_texts_have_is_fitted_and_scored(tmp_
     (prediction,) = Predictor.load(tmp_path / "run/export").predict([SEA])
     assert isinstance(prediction, LabelsPrediction)
     assert set(prediction.probabilities) == {"sea"}
+
+
+def test_the_encoder_learns_from_the_linear_models_predictions_for_held_out_training_texts(fitted: tuple[str, Path]) -> None:
+    kind, folder = fitted
+    soft = np.load(folder / "run/teacher/task.npy")
+    gold = [row["label"] for row in read_jsonl(folder / "data/train.jsonl")]
+    if kind == "multi-label":
+        assert ((soft > 0.5) == [["hill" in label, "sea" in label] for label in gold]).mean() > 0.8
+    else:
+        assert (soft.mean(), soft.std()) == pytest.approx((0, 1), abs=0.2)
+        assert np.corrcoef(soft[:, 0], gold)[0, 1] > 0.7
+    steps = [event for event in read_jsonl(folder / "run/events.jsonl") if event["kind"] == "step"]
+    assert {"classify_task", "distil_task"} <= set(steps[-1]["data"])
+    described = {"multi-label": "logistic regression on TF-IDF", "regression": "ridge regression on TF-IDF"}[kind]
+    assert f"Linear teacher: {described}" in (folder / "run/export/README.md").read_text("utf-8")
 
 
 def test_predict_and_predictor_return_sets_of_labels_or_numbers(fitted: tuple[str, Path], tmp_path: Path) -> None:

@@ -277,11 +277,13 @@ def test_texts_that_are_split_off_for_dev_do_not_count(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["multi-label", "regression"])
-def test_texts_without_one_label_each_have_no_linear_teacher_and_no_smoothing(kind: str, tmp_path: Path) -> None:
+def test_texts_without_one_label_each_have_a_linear_teacher_without_alignment_and_no_smoothing(kind: str, tmp_path: Path) -> None:
     labels: list[Any] = [["a"], ["a", "b"]] if kind == "multi-label" else [1.5, 2.5]
     for count in (20, 500):
         train = write_labels(tmp_path / "train.jsonl", labels * (count // 2))
-        assert softness(recipes.tlm(train=train, corpus="corpus.jsonl", kind=kind)) == (("joint", 0, 0), ("finetune", 0, 0), False)
+        config = recipes.tlm(train=train, corpus="corpus.jsonl", kind=kind)
+        assert softness(config) == (("joint", 1, 0), ("finetune", 1, 0), False)
+        assert config.teaching == ("tfidf", "static"), "naive Bayes is for one label per text"
 
 
 @pytest.mark.parametrize("name", ["tlm", "plm", "prompt", "selective-masking"])

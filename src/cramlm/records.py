@@ -78,6 +78,10 @@ class Scale:
     mean: float = 0.0
     spread: float = 1.0
 
+    def standardized(self, numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return numbers as training uses them; of other kinds of tasks, whose scale has its defaults, the values themselves."""
+        return (numbers - self.mean) / self.spread
+
 
 @dataclass(frozen=True, slots=True)
 class Task:
@@ -141,7 +145,8 @@ class Batch:
     mlm_labels: (M,) int64, the tokens to predict at `masked`: the original ones, or the next ones.
     task_labels: (S,) int64, label id of each sequence; -1 for external text. With `targets`, 0 for every task sequence.
     external: (S,) bool, True for retrieved text, False for task text.
-    soft_labels: (S, labels) float32, the teacher's probabilities; NaN where it predicts none. (S, 0) without a teacher.
+    soft_labels: (S, labels) float32, the teacher's probabilities or standardized number; NaN where it predicts none. (S, 0) without a
+    teacher.
     causal_from: (S,) int64, position in each sequence from which attention is causal; (0,) if it is full everywhere.
     chance: (M,) float32 in [0, 1), random numbers that sample the generator's token at `masked`; (0,) without a generator.
     term: kind of the text term that predicts `masked` (config/terms.py); "" without one.

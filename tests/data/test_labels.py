@@ -162,9 +162,10 @@ def test_a_text_with_two_numbers_is_a_conflict(tmp_path: Path) -> None:
         ),
         ({"head": {"kind": "prompt", "pooling": "cls"}}, "head.kind 'prompt' predicts one label; with task.kind 'regression' set"),
         (
-            {"phases": [{"name": "a", "terms": [{"kind": "distil", "on": "task"}]}]},
-            "the term 'distil' needs tasks with one label per text",
+            {"phases": [{"name": "a", "terms": [{"kind": "important_tokens"}]}]},
+            "the term 'important_tokens' needs tasks with one label per text",
         ),
+        ({"teacher": {"align_distribution": True}}, "teacher.align_distribution needs tasks with one label per text"),
         ({"phases": [{"name": "a", "terms": [{"kind": "classify", "label_smoothing": 0.1}]}]}, "set label_smoothing = 0"),
     ],
 )

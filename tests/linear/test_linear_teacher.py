@@ -7,16 +7,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from linear_fixtures import TOPICS, example, word_vectors
+from linear_fixtures import TOPICS, example, number_task, several_labels_task, word_vectors
 
 from cramlm.evaluation.kinds import KINDS
 from cramlm.linear.features import TextMatrices, Tfidf, Variant, Vocabulary, normalize
 from cramlm.linear.files import Scheme, Setting
+from cramlm.linear.fit import SearchSpace, fit_linear
 from cramlm.linear.model import LinearModel, beside
 from cramlm.linear.solvers import SOLVERS, Coefficients
 from cramlm.linear.teacher import FOLDS, Teacher, aligned, folds, label_counts, out_of_fold_labels
 from cramlm.linear.word_vectors import WordVectors
-from cramlm.records import Example, FloatArray, Task
+from cramlm.records import Example, FloatArray, Scale, Task
 
 Rows = list[tuple[str, str]]
 
@@ -199,3 +200,47 @@ def test_a_label_with_one_text_is_predicted_out_of_fold_from_the_words_of_its_na
     predicted = out_of_fold_labels(model, named, seed=0)
     assert len(predicted) == len(task.train)
     assert int(predicted[single].argmax()) == task.labels.index("other")
+
+
+def fitted(task: Task, metric: str) -> LinearModel:
+    return fit_linear(task, SearchSpace((10.0,), metric, seed=0, variants=("words",)), stage="static").model
+
+
+def test_where_texts_have_several_labels_each_label_has_a_probability_of_its_own_in_and_out_of_fold() -> None:
+    task = several_labels_task()
+    model = fitted(task, "macro_f1")
+    soft = Teacher.of({"tfidf": model}, task, metric="macro_f1").soft_labels(["w0 w2", "w1"])
+    assert ((soft > 0.5) == [[True, False, True], [False, True, False]]).all()
+    held_out = out_of_fold_labels(model, task, seed=0)
+    assert held_out.dtype == np.float32
+    assert ((held_out > 0.5) == (SOLVERS["multi-label"].targets(task) > 0)).mean() > 0.95
+    noise = np.random.default_rng(2).random(len(task.train)) < 0.3
+    wrong = [
+        replace(row, label='["a", "b"]' if row.label == "[]" else "[]") if turn else row
+        for row, turn in zip(task.train, noise, strict=True)
+    ]
+    unsure = out_of_fold_labels(model, replace(task, train=tuple(wrong)), seed=0)
+    assert np.abs(unsure - 0.5).mean() < np.abs(held_out - 0.5).mean() - 0.1, "calibrated to the texts of the other folds"
+
+
+def test_a_label_that_no_text_or_every_text_outside_the_fold_has_is_not_predicted_for_a_text() -> None:
+    task = several_labels_task()
+    labels = ['["a"]'] * (len(task.train) - 1) + ['["a", "c"]']
+    rows = tuple(replace(row, label=label) for row, label in zip(task.train, labels, strict=True))
+    held_out = out_of_fold_labels(fitted(task, "macro_f1"), replace(task, train=rows), seed=0)
+    assert np.isnan(held_out[:, :2]).all(), "every text has the label a and none b"
+    assert np.isnan(held_out[-1, 2]), "no text outside its fold has the label c"
+    assert 0 < np.isnan(held_out[:, 2]).sum() < len(rows) / 2
+
+
+def test_soft_labels_of_numbers_are_standardized_like_the_gold_numbers() -> None:
+    task = replace(number_task(), scale=Scale(mean=103.5, spread=2.0))
+    model = fitted(task, "pearson")
+    teacher = Teacher.of({"tfidf": model}, task, metric="pearson")
+    numbers = teacher.combination.logits({"tfidf": model.logits(["w0", "w1 w2"])})
+    np.testing.assert_allclose(teacher.soft_labels(["w0", "w1 w2"]), (numbers - 103.5) / 2, rtol=1e-5)
+    gold = np.array([float(str(row.label)) for row in task.train])
+    held_out = out_of_fold_labels(model, task, seed=0)
+    assert held_out.shape == (len(gold), 1)
+    assert np.abs(held_out[:, 0] - (gold - 103.5) / 2).mean() < 0.3
+    assert np.isnan(out_of_fold_labels(model, replace(task, train=task.train[:1]), seed=0)).all()

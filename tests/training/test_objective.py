@@ -187,6 +187,31 @@ def test_the_loss_of_several_labels_or_of_numbers_is_torchs_and_the_sum_of_share
     assert float(torch.stack(shares).sum().detach()) == pytest.approx(float(result.total.detach()), rel=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["multi-label", "regression"])
+def test_soft_labels_of_several_labels_or_of_numbers_have_the_loss_of_gold_ones_where_the_teacher_predicts_them(kind: Any) -> None:
+    phase = make_phase(label_weight=0.0, teacher_weight=1.0)
+    outputs = 3 if kind == "multi-label" else 1
+    soft = np.random.default_rng(3).random((90, outputs)).astype(np.float32)
+    soft[::2] = np.nan
+    pools = replace(make_pool(90, labelled=False, seed=1), soft_labels=soft), make_pool(40, labelled=True, seed=2)
+    batch = Batches(phase, *pools, seed=7, phase_index=0, special=SPECIAL).batch(0)
+    if kind == "multi-label":
+        batch.soft_labels[np.flatnonzero(np.isfinite(batch.soft_labels[:, 0]))[0], 1] = np.nan  # one label of a text
+    model, packed = make_model(labels=outputs, kind=kind), PackedBatch.of(batch)
+    predicted = packed.soft_labels.isfinite()
+    assert 0 < int(predicted.any(1).sum()) < int(packed.external.sum())
+    logits = model.task_logits(model.hidden(packed), packed)[predicted]
+    loss = {"multi-label": functional.binary_cross_entropy_with_logits, "regression": functional.mse_loss}[kind]
+    summed = loss(logits, packed.soft_labels[predicted], reduction="sum") / outputs
+    result = objective_of(phase).losses(model, packed)
+    assert float(result.means["distil_external"]) == pytest.approx(float(summed.detach()) / int(predicted.any(1).sum()), rel=1e-5)
+    result.total.backward()
+    assert all(bool(parameter.grad.isfinite().all()) for parameter in model.parameters() if parameter.grad is not None)
+    counts = objective_of(phase).counts(batch)
+    shares = [objective_of(phase).losses(model, PackedBatch.of(shard(batch, rank, 3)), counts).total for rank in range(3)]
+    assert float(torch.stack(shares).sum().detach()) == pytest.approx(float(result.total.detach()), rel=1e-5)
+
+
 def test_a_number_keeps_its_digits_in_bf16_and_takes_its_unit_in_the_last_layer() -> None:
     model = make_model(labels=1, kind="regression")
     batch = first_batch(make_phase())

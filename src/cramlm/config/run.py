@@ -172,20 +172,20 @@ class BaselineConfig(FrozenModel):
 class TeacherConfig(FrozenModel):
     """The linear teacher: linear models fitted on the training labels, combined like those of a finished run.
 
-    Its label probabilities for passages are the soft labels of the term `distil`; those for training texts are of one regression, fitted
-    without the fold of the text.
+    Its label probabilities or numbers for passages are the soft labels of the term `distil`; those for training texts are of one
+    regression, fitted without the fold of the text.
     """
 
     models: tuple[LinearName, ...] = Field(
         LINEAR_NAMES,
         min_length=1,
-        description="linear models that are combined; static and bayes need a corpus and are left out without one. Training texts get the "
-        "out-of-fold probabilities of static, or of tfidf where static is not among them",
+        description="linear models that are combined; static and bayes need a corpus, bayes a single label for each text, and are left out "
+        "without. Training texts get the out-of-fold predictions of static, or of tfidf where static is not among them",
     )
     align_distribution: bool = Field(
         False,
         description="distribution alignment (Berthelot et al. 2020): multiply each label's probability on passages by its frequency in "
-        "training over its mean probability on passages",
+        "training over its mean probability on passages; only for classification",
     )
     passage_share: float = Field(
         0.5,
@@ -276,8 +276,9 @@ class RunConfig(FrozenModel):
 
     @property
     def teaching(self) -> tuple[LinearName, ...]:
-        """The linear models that teach the encoder: `teacher.models` if a phase learns from them."""
-        return self.teacher.models if any(linear_teachers(phase) for phase in self.phases) else ()
+        """The linear models that teach the encoder: those of `teacher.models` for the kind of task, if a phase learns from them."""
+        models = self.teacher.models if any(linear_teachers(phase) for phase in self.phases) else ()
+        return tuple(name for name in models if name != "bayes" or self.task.kind == "classification")
 
     @model_validator(mode="after")
     def _check_model(self) -> RunConfig:
@@ -310,6 +311,11 @@ class RunConfig(FrozenModel):
             )
         if kind != "classification" and self.head.kind != "classifier":
             raise ValueError(f"head.kind {self.head.kind!r} predicts one label; with task.kind {kind!r} set head.kind = 'classifier'")
+        if kind != "classification" and self.teacher.align_distribution:
+            raise ValueError(
+                f"teacher.align_distribution needs tasks with one label per text; with task.kind {kind!r} set "
+                "teacher.align_distribution = false"
+            )
         for phase in self.phases if kind != "classification" else ():
             where = f"phase {phase.name!r} with task.kind {kind!r}"
             for term in phase.terms:
@@ -344,7 +350,7 @@ class RunConfig(FrozenModel):
             raise ValueError(
                 f"teacher.models: there is no corpus, which {' and '.join(self.teaching)} would learn from; pass --corpus, or add tfidf"
             )
-        if self.teaching == ("bayes",):
+        if self.teacher.models == ("bayes",) and any(linear_teachers(phase) for phase in self.phases):
             raise ValueError("teacher.models: naive Bayes has no probabilities out of fold for training texts; add static or tfidf")
         check_order(self.phases)
         for term in (term for phase in self.phases for term in phase.terms):

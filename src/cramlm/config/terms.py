@@ -178,13 +178,11 @@ class Classify(TermConfig):
 
 
 class Distil(TermConfig):
-    """Predict the label probabilities of a teacher (Hinton et al. 2015): cross-entropy to its soft labels.
+    """Predict the soft labels of a teacher (Hinton et al. 2015): the loss of `classify` with them in place of gold labels.
 
-    Soft labels of training texts by the linear teacher are out of fold. Those by the model of an earlier phase are at temperature 2, with a
-    prompt averaged over all patterns (Schick and Schütze 2021).
+    Soft labels are probabilities; of a regression, numbers. Those of training texts by the linear teacher are out of fold. Probabilities by
+    the model of an earlier phase are at temperature 2, with a prompt averaged over all patterns (Schick and Schütze 2021).
     """
-
-    needs_single_label: ClassVar[bool] = True
 
     kind: Literal["distil"] = "distil"
     on: Origin = "external"

@@ -206,7 +206,7 @@ class NumberLabel:
         return Scale(float(numbers.mean()), float(numbers.std()) or 1.0)
 
     def targets(self, labels: Sequence[str], names: Sequence[str], scale: Scale) -> tuple[IntArray, FloatArray]:
-        numbers = (np.array([float(label) for label in labels]).reshape(-1, 1) - scale.mean) / scale.spread
+        numbers = scale.standardized(np.array([float(label) for label in labels]).reshape(-1, 1))
         return np.zeros(len(labels), dtype=np.int64), numbers.astype(np.float32)
 
     def summarize(self, labels: Sequence[str], names: Sequence[str]) -> str:

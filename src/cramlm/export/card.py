@@ -223,6 +223,8 @@ def _parts(facts: Mapping[str, Any], phases: Sequence[PhaseConfig]) -> list[Part
     config = facts.get("config") or {}
     counted = config.get("encoder", {}).get("embedding_init") == "cooccurrence"
     linear = [(phase, term) for phase in phases for term in linear_teachers(phase)]
+    kind = _kind(facts)
+    soft_labels = "numbers" if kind == "regression" else "probabilities"
     parts = []
     if linear:
         subjects = [
@@ -230,10 +232,11 @@ def _parts(facts: Mapping[str, Any], phases: Sequence[PhaseConfig]) -> list[Part
             ("for the training texts, each held out of its fit", [(phase, term) for phase, term in linear if term.on == "task"]),
         ]
         models = config.get("teacher", {}).get("models") or ("static",)
-        known = ", ".join(_LINEAR[name] for name in models)
+        known = ", ".join(_LINEAR[name] for name in models if name != "bayes" or kind == "classification")
+        known = known.replace("logistic", "ridge") if kind == "regression" else known
         parts_of_text = " and ".join(f"{subject} ({_weights(of)})" for subject, of in subjects if of)
-        named = " and on the words of the labels' names" if config.get("task", {}).get("label_names") else ""
-        text = f"Linear teacher: {known}, fitted on the training texts{named}. The encoder uses its probabilities"
+        named = " and on the words of the labels' names" if kind == "classification" and config.get("task", {}).get("label_names") else ""
+        text = f"Linear teacher: {known}, fitted on the training texts{named}. The encoder uses its {soft_labels}"
         parts.append(Part("a linear teacher", f"{text} {parts_of_text}."))
     if linear and config.get("teacher", {}).get("align_distribution"):
         text = "Distribution alignment: the teacher's label probabilities for the raw text are reweighted towards the label frequencies"
@@ -244,7 +247,7 @@ def _parts(facts: Mapping[str, Any], phases: Sequence[PhaseConfig]) -> list[Part
     for phase in phases:
         for term in phase.terms_of(Distil):
             if term.teacher != LINEAR_TEACHER:
-                text = f"Pseudo-labels: probabilities that the model of phase {term.teacher} predicts for the raw text"
+                text = f"Pseudo-labels: {soft_labels} that the model of phase {term.teacher} predicts for the raw text"
                 parts.append(Part("pseudo-labels", f"{text} ({_weights([(phase, term)])})."))
     if counted:
         parts.append(
@@ -254,7 +257,7 @@ def _parts(facts: Mapping[str, Any], phases: Sequence[PhaseConfig]) -> list[Part
     if smoothed:
         text = ", ".join(f"{term.label_smoothing:g} (phase {phase.name})" for phase, term in smoothed)
         parts.append(Part("label smoothing", f"Label smoothing: {text}."))
-    if config.get("logit_adjustment") == "dev" and KINDS[_kind(facts)].has_prior and any(phase.learns_labels for phase in phases):
+    if config.get("logit_adjustment") == "dev" and KINDS[kind].has_prior and any(phase.learns_labels for phase in phases):
         text = "Logit adjustment: tau times the log label frequencies is subtracted from the logits; tau was chosen on dev."
         parts.append(Part("logit adjustment", text))
     return parts

@@ -109,6 +109,15 @@ class Solver(Protocol):
     def logits(self, scheme: Scheme, scores: FloatArray) -> FloatArray:
         """Convert decision values to logits as an encoder has them (evaluation/kinds.py), float32 (n, outputs)."""
 
+    def predictable(self, fitted: Any, others: Any, *, outputs: int) -> BoolArray:
+        """Where a model fitted on the targets `fitted` can predict the targets `others`, (others, outputs).
+
+        Of a label without a row it knows nothing; its probability would contradict the texts that have it.
+        """
+
+    def prior_odds(self, targets: Any, *, outputs: int) -> npt.NDArray[np.float64]:
+        """What the frequencies of labels contribute to the odds that a model with uniform class weights predicts, (outputs,)."""
+
 
 class ClassificationSolver:
     def targets(self, task: Task) -> Any:
@@ -180,6 +189,15 @@ class ClassificationSolver:
         logits: FloatArray = values.astype(np.float32)
         return logits
 
+    def predictable(self, fitted: Any, others: Any, *, outputs: int) -> BoolArray:
+        present = np.bincount(fitted, minlength=outputs) > 0
+        own = present[others] & (present.sum() > 1)
+        return np.repeat(own[:, None], outputs, axis=1)
+
+    def prior_odds(self, targets: Any, *, outputs: int) -> npt.NDArray[np.float64]:
+        shares: npt.NDArray[np.float64] = np.bincount(targets, minlength=outputs) / len(targets)
+        return shares
+
 
 class MultiLabelSolver:
     def targets(self, task: Task) -> Any:
@@ -219,6 +237,15 @@ class MultiLabelSolver:
     def logits(self, scheme: Scheme, scores: FloatArray) -> FloatArray:
         return scores
 
+    def predictable(self, fitted: Any, others: Any, *, outputs: int) -> BoolArray:
+        varied = (fitted > 0).any(axis=0) & (fitted == 0).any(axis=0)
+        return np.repeat(varied[None], len(others), axis=0)
+
+    def prior_odds(self, targets: Any, *, outputs: int) -> npt.NDArray[np.float64]:
+        have, lack = (targets > 0).sum(axis=0), (targets == 0).sum(axis=0)
+        odds: npt.NDArray[np.float64] = np.divide(have, lack, out=np.zeros(outputs), where=lack > 0)
+        return odds
+
 
 class RegressionSolver:
     def targets(self, task: Task) -> Any:
@@ -254,6 +281,12 @@ class RegressionSolver:
 
     def logits(self, scheme: Scheme, scores: FloatArray) -> FloatArray:
         return scores
+
+    def predictable(self, fitted: Any, others: Any, *, outputs: int) -> BoolArray:
+        return np.full((len(others), outputs), len(fitted) > 1)
+
+    def prior_odds(self, targets: Any, *, outputs: int) -> npt.NDArray[np.float64]:
+        return np.ones(outputs)
 
 
 SOLVERS: Final[dict[TaskKind, Solver]] = {

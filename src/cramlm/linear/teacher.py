@@ -2,19 +2,22 @@
 
 A small encoder trained on a few hundred labels does not find the lexical cues that logistic regression fits in seconds; co-occurrence
 vectors add which words are similar, naive Bayes the words of unlabelled texts. Their combined probabilities (evaluation/combination.py)
-are targets of the encoder's classifier beside the gold labels. With few labels their mean can be aligned with the frequencies of the gold
-labels (distribution alignment, Berthelot et al. 2020), because the passages were retrieved for the training texts.
+are targets of the encoder's classifier beside the gold labels: a distribution over the labels, a probability for each label where a text
+may have several, or the number of a regression, standardized like the gold numbers. With few labels the mean of the distributions can be
+aligned with the frequencies of the gold labels (distribution alignment, Berthelot et al. 2020), because the passages were retrieved for the
+training texts. The other kinds of tasks are not aligned: independent probabilities have no common sum to share out, numbers no frequencies.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, assert_never
 
 import numpy as np
+import numpy.typing as npt
 
-from cramlm.evaluation.calibration import calibrate
+from cramlm.evaluation.calibration import calibrate, calibrate_labels, calibrate_numbers
 from cramlm.evaluation.combination import Combination, combine_on_dev
 from cramlm.evaluation.kinds import KINDS
 from cramlm.linear.features import TextMatrices
@@ -22,7 +25,7 @@ from cramlm.linear.files import Setting
 from cramlm.linear.fit import FEW_TEXTS, MAX_MULTINOMIAL_TEXTS
 from cramlm.linear.model import LinearModel
 from cramlm.linear.solvers import SOLVERS, Coordinates, inner_products, on_one_blas_thread
-from cramlm.records import FloatArray, IntArray, Task
+from cramlm.records import BoolArray, FloatArray, IntArray, Scale, Task, TaskKind
 
 FOLDS: Final = 5
 TRAINING_TEXTS_FILE: Final = "task.npy"
@@ -34,53 +37,67 @@ _FOLD_STREAM: Final = 0x666F  # separates these folds from other random choices 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Teacher:
-    """The fitted linear models of a run, whose combined probabilities are soft labels.
+    """The fitted linear models of a run, whose combined outputs are soft labels.
 
-    models: by name. combination: their calibrations and weights.
+    models: by name. combination: their calibrations and weights. scale: of the training numbers.
     """
 
     models: Mapping[str, LinearModel]
     combination: Combination
+    scale: Scale
 
     @classmethod
     def of(cls, models: Mapping[str, LinearModel], task: Task, *, metric: str) -> Teacher:
-        """Combine classification models that were fitted on the training texts of `task`. metric: the dev score that chooses tau."""
-        texts = [example.divided_text for example in task.dev]
-        probabilities = {name: _probabilities(model, model.logits(texts)) for name, model in models.items()}
-        combination = combine_on_dev(task, probabilities, metric=metric).combination
-        return cls({name: models[name] for name in combination.models}, combination)
+        """Combine models that were fitted on the training texts of `task`. metric: the dev score that chooses tau."""
+        texts, kind = [example.divided_text for example in task.dev], KINDS[task.kind]
+        outputs = {name: kind.outputs(model.logits(texts)) for name, model in models.items()}
+        combination = combine_on_dev(task, outputs, metric=metric).combination
+        return cls({name: models[name] for name in combination.models}, combination, task.scale)
 
     def soft_labels(self, texts: Sequence[str]) -> FloatArray:
-        """Distributions over the labels, float32 (texts, labels)."""
+        """Return the targets of texts, float32 (texts, labels): probabilities, or standardized numbers."""
         if not texts:
             return np.zeros((0, len(self.combination.labels)), dtype=np.float32)
-        shared = TextMatrices(texts)
-        probabilities = {name: _probabilities(model, model.logits_of_shared(shared)) for name, model in self.models.items()}
-        return KINDS["classification"].outputs(self.combination.logits(probabilities))
-
-
-def _probabilities(model: LinearModel, logits: FloatArray) -> FloatArray:
-    assert model.kind == "classification", "soft labels are distributions over labels"
-    return KINDS[model.kind].outputs(logits)
+        shared, kind = TextMatrices(texts), KINDS[self.combination.kind]
+        outputs = {name: kind.outputs(model.logits_of_shared(shared)) for name, model in self.models.items()}
+        return self.scale.standardized(kind.outputs(self.combination.logits(outputs)))
 
 
 @on_one_blas_thread
 def out_of_fold_labels(model: LinearModel, task: Task, *, seed: int) -> FloatArray:
-    """Calibrated probabilities of the training texts, float32 (training texts, labels), each predicted by `model` fitted without its fold.
+    """Calibrated targets of the training texts, float32 (training texts, labels), each predicted by `model` fitted without its fold.
 
-    A row is NaN if no text outside the fold has the label of its text.
+    They are probabilities, or standardized numbers. NaN where nothing can be predicted: the row of a text if no text outside its fold has
+    its label; where texts may have several labels, a label of a text if all texts outside its fold have it, or none.
     """
-    assert model.kind == "classification", "soft labels are distributions over labels"
     targets = SOLVERS[model.kind].targets(task)
     held_out = _out_of_fold(model, task, seed=seed)
-    predicted = np.isfinite(held_out).all(axis=1)
-    calibration = calibrate(held_out[predicted], targets[predicted], np.zeros(len(task.labels)))
-    held_out[predicted] = np.exp(calibration.log_probabilities(held_out[predicted]))
-    return held_out
+    predicted = np.isfinite(held_out)
+    if predicted.any():
+        held_out[predicted] = _calibrated(held_out, predicted, targets, model.kind)
+    return task.scale.standardized(held_out)
+
+
+def _calibrated(held_out: FloatArray, predicted: BoolArray, targets: Any, kind: TaskKind) -> FloatArray:
+    """The outputs where `predicted` (n, labels), calibrated to their own targets; flat."""
+    match kind:
+        case "classification":
+            rows = predicted.all(axis=1)
+            calibration = calibrate(held_out[rows], targets[rows], np.zeros(held_out.shape[1]))
+            return np.exp(calibration.log_probabilities(held_out[rows])).ravel()
+        case "multi-label":  # one scale for all labels, so that they are calibrated like texts of a single label
+            outputs = held_out[predicted][:, None]
+            calibration = calibrate_labels(outputs, targets[predicted][:, None] > 0, np.zeros(1))
+            return KINDS[kind].outputs(calibration.logits(outputs, kind).astype(np.float32)).ravel()
+        case "regression":
+            outputs = held_out[predicted][:, None]
+            return calibrate_numbers(outputs, targets[predicted[:, 0]]).logits(outputs, kind).astype(np.float32).ravel()
+        case _:
+            assert_never(kind)
 
 
 def _out_of_fold(model: LinearModel, task: Task, *, seed: int) -> FloatArray:
-    """(training texts, labels): each text predicted by a model of the same setting, fitted on the other folds and the label texts."""
+    """(training texts, labels): outputs for each text of a model of the same setting, fitted on the other folds and the label texts."""
     setting = model.setting
     assert isinstance(setting, Setting), "a regression is fitted again without each fold"
     solver, outputs = SOLVERS[model.kind], KINDS[model.kind].outputs
@@ -92,45 +109,45 @@ def _out_of_fold(model: LinearModel, task: Task, *, seed: int) -> FloatArray:
         rows = Coordinates.of(inner_products(rows, rows)).rows
     count = len(task.train)
     fold = np.full(len(texts), -1)
-    fold[:count] = folds(texts[:count], targets[:count], seed)
-    probabilities = np.full((len(texts), len(task.labels)), np.nan, dtype=np.float32)
+    fold[:count] = folds(texts[:count], solver.strata(targets[:count]), seed)
+    held_out = np.full((len(texts), len(task.labels)), np.nan, dtype=np.float32)
     for number in range(FOLDS):
         inside = fold == number
-        present = np.bincount(targets[~inside], minlength=len(task.labels)) > 0
-        if not inside.any() or present.sum() < 2:
+        predictable = solver.predictable(targets[~inside], targets[inside], outputs=len(task.labels))
+        if not predictable.any():
             continue
         fitter = solver.fitter(rows[~inside], targets[~inside], setting.scheme, setting.class_weights, outputs=len(task.labels), seed=seed)
         logits = solver.logits(setting.scheme, fitter(setting.c).scores(rows[inside])) + model.adjustment
         if setting.class_weights == "uniform":
-            logits = logits + _prior_correction(targets, targets[~inside], len(task.labels))
-        # A label without a text outside the fold would get probability 0 against its own gold label.
-        probabilities[inside] = np.where(present[targets[inside]][:, None], outputs(logits), np.nan)
-    return probabilities[:count]
+            odds = [solver.prior_odds(each, outputs=len(task.labels)) for each in (targets, targets[~inside])]
+            logits = logits + _prior_correction(*odds)
+        held_out[inside] = np.where(predictable, outputs(logits), np.nan)
+    return held_out[:count]
 
 
-def _prior_correction(labels: IntArray, outside: IntArray, count: int) -> FloatArray:
-    """Logits, (labels,), that replace the label frequencies outside a fold by those of all training texts.
+def _prior_correction(whole: npt.NDArray[np.float64], outside: npt.NDArray[np.float64]) -> FloatArray:
+    """Logits, (labels,), that replace the prior odds of the texts outside a fold by those of all training texts.
 
     Removing a fold makes the labels that are frequent in it rarer among the other texts. The intercepts follow these frequencies, which
     lowers the probability of each text's own label; with strong regularization this effect is larger than that of the words.
     """
-    whole, part = (np.bincount(each, minlength=count) / len(each) for each in (labels, outside))
-    correction: FloatArray = np.log(np.divide(whole, part, out=np.ones(count), where=(whole > 0) & (part > 0))).astype(np.float32)
+    ratio = np.divide(whole, outside, out=np.ones(len(whole)), where=(whole > 0) & (outside > 0))
+    correction: FloatArray = np.log(ratio).astype(np.float32)
     return correction
 
 
-def folds(texts: Sequence[str], labels: IntArray, seed: int) -> IntArray:
-    """Return a random fold for every text; every fold has its share of every label.
+def folds(texts: Sequence[str], strata: IntArray, seed: int) -> IntArray:
+    """Return a random fold for every text; every fold has its share of every stratum.
 
     Texts with equal letters and digits (one sentence in which other entities are marked) are in the same fold, because one would reveal
     the label of the other.
     """
     numbers: dict[str, int] = {}
     groups = [numbers.setdefault("".join(filter(str.isalnum, text.casefold())), len(numbers)) for text in texts]
-    label_of = np.zeros(len(numbers), dtype=np.int64)
-    label_of[groups] = labels
+    stratum_of = np.zeros(len(numbers), dtype=np.int64)
+    stratum_of[groups] = strata
     order = np.random.Generator(np.random.Philox(key=[seed, _FOLD_STREAM])).permutation(len(numbers))
-    order = order[np.argsort(label_of[order], kind="stable")]
+    order = order[np.argsort(stratum_of[order], kind="stable")]
     fold = np.empty(len(numbers), dtype=np.int64)
     fold[order] = np.arange(len(numbers)) % FOLDS
     return fold[groups]

@@ -80,7 +80,7 @@ def _data_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
             yield "encoder", f"{size}, trained from scratch; token embeddings start {start}"
         if any(linear_teachers(phase) for phase in config.phases):
             aligned = "; aligned with the label frequencies of the training texts" if config.teacher.align_distribution else ""
-            *others, last = config.teacher.models
+            *others, last = config.teaching
             models = f"{', '.join(others)} and {last} together" if others else last
             yield "teacher", f"linear: {models}{aligned}"
         if KINDS[config.task.kind].has_prior:

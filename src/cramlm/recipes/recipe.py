@@ -131,14 +131,12 @@ def is_few(size: LabelledSize) -> bool:
 def for_task(phase: PhaseConfig, kind: TaskKind, size: LabelledSize) -> PhaseConfig:
     """The phase with terms that suit the labelled texts; a phase without a linear teacher is returned unchanged.
 
-    The linear teacher needs texts of one label each. A phase on labels alone learns from its probabilities for held-out training texts;
-    with few texts per label these are poor, and label smoothing takes their place.
+    A phase on labels alone learns from its predictions for held-out training texts. In a classification with few texts per label these are
+    poor, and label smoothing takes their place; other kinds of tasks have no label smoothing and keep them.
     """
     if not linear_teachers(phase):
         return phase
-    if kind != "classification":
-        return without_teacher(phase)
-    if is_few(size) and not phase.text_terms:
+    if kind == "classification" and is_few(size) and not phase.text_terms:
         return smoothed(without_teacher(phase), FEW_SMOOTHING)
     return phase
 
@@ -351,7 +349,7 @@ class EncoderRecipe(Recipe):
             encoder=encoder_for(inputs.budget).model_copy(update={"embedding_init": self.embedding_init}),
             head=HeadConfig(kind=self.head, token_classifier=any(term.needs_token_head for phase in self.phases for term in phase.terms)),
             phases=phases,
-            teacher=TeacherConfig(align_distribution=teaches_passages and is_few(size)),
+            teacher=TeacherConfig(align_distribution=teaches_passages and is_few(size) and inputs.task.kind == "classification"),
             logit_adjustment=self.logit_adjustment,
         )
         return config if inputs.init is None else on_checkpoint(config, inputs.init)

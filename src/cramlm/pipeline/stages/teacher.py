@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, assert_never
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from cramlm.model.prompts import Prompt, passage_room
 from cramlm.model.tokenizer import Tokenizer, Tokens
 from cramlm.pipeline.context import EncodedTexts, RunContext, RunPlan, SelectedPassages, Stage, fingerprint
 from cramlm.pipeline.stages.linear import model_fingerprint
-from cramlm.records import Event
+from cramlm.records import Event, FloatArray, TaskKind
 from cramlm.storage.arrays import save_array
 from cramlm.storage.artifacts import Artifact, write_shared_part
 
@@ -50,10 +50,10 @@ def pieces_file(length: int) -> str:
 
 
 def teach_by_linear_models(run: RunContext, text: EncodedTexts, models: Mapping[str, Artifact], phases: Sequence[PhaseConfig]) -> Artifact:
-    """Publish the linear model's probabilities, float32 (n, labels): passages-LENGTH.npy of the pieces of the passages in order, for each
-    piece length; task.npy of the training texts, predicted out of fold.
+    """Publish the soft labels of the linear models, float32 (n, labels): passages-LENGTH.npy of the pieces of the passages in order, for
+    each piece length; task.npy of the training texts, predicted out of fold.
 
-    A piece gets the mean of its own probabilities and those of its passage, weighted by `teacher.passage_share`. A piece alone has few
+    A piece gets the mean of its own soft label and that of its passage, weighted by `teacher.passage_share`. A piece alone has few
     of the words that the linear model has weights for; but not every piece of a passage is about its label.
     """
     taught = [phase for phase in phases if any(term.on == "external" for term in linear_teachers(phase))]
@@ -75,7 +75,7 @@ def teach_by_linear_models(run: RunContext, text: EncodedTexts, models: Mapping[
             if config.align_distribution:
                 labels = aligned(labels, label_counts(run.task))
             save_array(target / name, labels)
-            messages.append(_message(len(pieces), "pieces of passages", labels))
+            messages.append(_message(run.task.kind, "pieces of passages", labels))
         weights = teacher.combination.weights
         run.emit(Event("note", "teacher", f"soft labels of {'; '.join(messages)}", data={"weights": weights}))
 
@@ -88,7 +88,7 @@ def teach_by_linear_models(run: RunContext, text: EncodedTexts, models: Mapping[
         held_out = out_of_fold_labels(regression, run.task, seed=run.config.seed)
         save_array(target / TRAINING_TEXTS_FILE, held_out)
         predicted = held_out[np.isfinite(held_out).all(axis=1)]
-        run.emit(Event("done", "teacher", f"soft labels of {_message(len(predicted), 'training texts out of fold', predicted)}"))
+        run.emit(Event("done", "teacher", f"soft labels of {_message(run.task.kind, 'training texts out of fold', predicted)}"))
 
     inputs: dict[str, Any] = {
         "models": {name: model_fingerprint(model) for name, model in models.items()},
@@ -106,8 +106,20 @@ def _pieces(selection: SelectedPassages, tokenizer: Tokenizer, length: int) -> t
     return tokenizer.cut_with_texts(selection.texts(), selection.ids, selection.spans, max_length=length)
 
 
-def _message(count: int, what: str, probabilities: Any) -> str:
-    return f"{count:,} {what} (mean confidence {float(probabilities.max(axis=1).mean()):.0%})" if count else f"0 {what}"
+def _message(kind: TaskKind, what: str, soft_labels: FloatArray) -> str:
+    """Describe soft labels without NaN, (n, labels)."""
+    if not len(soft_labels):
+        return f"0 {what}"
+    match kind:
+        case "classification":
+            summary = f"mean confidence {float(soft_labels.max(axis=1).mean()):.0%}"
+        case "multi-label":
+            summary = f"{float(soft_labels.sum(axis=1).mean()):.1f} labels a text"
+        case "regression":
+            summary = f"mean {float(soft_labels.mean()):.1f}, spread {float(soft_labels.std()):.1f} standard deviations"
+        case _:
+            assert_never(kind)
+    return f"{len(soft_labels):,} {what} ({summary})"
 
 
 def teach_by_encoder(
@@ -120,8 +132,8 @@ def teach_by_encoder(
     teacher: str,
     inputs: Mapping[str, Any],
 ) -> Artifact:
-    """Publish soft labels from the model of the earlier phase `teacher` at `TEMPERATURE`: of the pieces of the passages
-    or, with a prompt, of each passage truncated to a row of `phase`, over all patterns (passages.npy).
+    """Publish soft labels from the model of the earlier phase `teacher`: of the pieces of the passages or, with a prompt, of each passage
+    truncated to a row of `phase`, over all patterns (passages.npy). Probabilities are at `TEMPERATURE`; a number has none.
 
     model: returns the model with that phase's weights.
     """
@@ -136,9 +148,9 @@ def teach_by_encoder(
         else:
             sequences = sequences_of_texts(text.tokenizer, selection.texts(), None, max_length=phase.row_length, prompt=encoder.prompt)
         logits = predict_logits(encoder, sequences, precision=plan.precision, pad_id=text.tokenizer.pad_id)
-        predicted = outputs_of(encoder.kind, logits / np.float32(TEMPERATURE))
+        predicted = logits if encoder.kind == "regression" else outputs_of(encoder.kind, logits / np.float32(TEMPERATURE))
         save_array(target / (pieces_file(length) if encoder.prompt is None else PASSAGES_FILE), predicted)
-        run.emit(Event("done", name, f"soft labels of the model of phase {teacher}: {_message(len(predicted), 'texts', predicted)}"))
+        run.emit(Event("done", name, f"soft labels of the model of phase {teacher}: {_message(encoder.kind, 'texts', predicted)}"))
 
     settings = {"length": length, "precision": plan.precision}
     return run.build(Stage(name, 2, settings, inputs, write, kind="teacher"))

@@ -1,16 +1,22 @@
-"""Distillation: cross-entropy to the label probabilities of a teacher (Hinton et al. 2015)."""
+"""Distillation: the loss of the labels (classify.py) with the outputs of a teacher in place of gold labels (Hinton et al. 2015).
+
+classification    cross-entropy to the teacher's distribution over the labels
+multi-label       binary cross-entropy to its probability of every label, averaged over labels
+regression        squared error to its number, in standard deviations of the training numbers (records.Scale)
+"""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, assert_never
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from cramlm.config.terms import Distil
 from cramlm.model.model import Model, PackedBatch
-from cramlm.records import Batch
+from cramlm.records import Batch, TaskKind
 from cramlm.training.terms.base import Counts, LabelTerm, TermLoss, implements
 
 
@@ -25,8 +31,9 @@ class SoftLabels(LabelTerm):
         return {f"distil_{origin}": external if origin == "external" else task for origin in self.configs}
 
     def loss(self, model: Model, logits: Tensor, batch: PackedBatch, counts: Counts, *, scale: float) -> TermLoss:
-        """Soft labels of NaN (a sequence without a teacher's prediction) add nothing."""
-        each = -(torch.nan_to_num(batch.soft_labels) * torch.log_softmax(logits, -1))
+        """Soft labels of NaN, where the teacher predicts nothing, add nothing."""
+        predicted = batch.soft_labels > -math.inf
+        each = torch.where(predicted, soft_losses(model.kind, logits, torch.nan_to_num(batch.soft_labels)), 0.0)
         weighted, means = torch.zeros((), device=logits.device), {}
         for origin, config in self.configs.items():
             name = f"distil_{origin}"
@@ -35,3 +42,16 @@ class SoftLabels(LabelTerm):
                 weighted = weighted + scale * config.weight * mean
                 means[name] = mean.detach()
         return TermLoss(weighted, means)
+
+
+def soft_losses(kind: TaskKind, logits: Tensor, soft_labels: Tensor) -> Tensor:
+    """Of logits (S, labels), float32: the part of each label in the loss of a sequence, (S, labels)."""
+    match kind:
+        case "classification":
+            return -(soft_labels * torch.log_softmax(logits, -1))
+        case "multi-label":
+            return functional.binary_cross_entropy_with_logits(logits, soft_labels, reduction="none") / logits.shape[1]
+        case "regression":
+            return (logits - soft_labels).square()
+        case _:
+            assert_never(kind)
