@@ -187,11 +187,33 @@ def test_an_operation_that_a_kind_does_not_have_is_refused_in_one_line(fitted: t
     for command in (
         ("serve", export, "--abstain-below", "0.5"),
         ("predict", export, data / "test.jsonl", "--abstain-below", "0.5"),
-        ("check", data / "train.jsonl", "--task-type", kind, "--model", folder / "run"),
     ):
         assert refused in error_line(cramlm(*command), 2)
     with pytest.raises(UsageError, match="the term 'important_tokens' needs tasks with one label per text"):
         recipes.selective_masking(train="", corpus="c.jsonl", kind=kind)
+
+
+def test_labels_that_a_row_lacks_or_should_not_have_are_suspicious(fitted: tuple[str, Path], tmp_path: Path) -> None:
+    kind, folder = fitted
+    command = ("--task-type", kind, "--model", folder / "run")
+    if kind == "regression":
+        assert "finds wrong labels, and this is a regression task" in error_line(cramlm("check", folder / "data/train.jsonl", *command), 2)
+        return
+    rows = [*read_jsonl(folder / "data/train.jsonl"), {"text": f"{SEA} gull captain", "label": ["hill"]}]
+    train = write_jsonl(tmp_path / "train.jsonl", rows)
+    result = cramlm("check", train, *command, "--json")
+    assert "predicted out of fold by the linear model" in result.stderr
+    wrong = [each for each in json.loads(result.stdout)["suspicious_labels"] if each["location"] == f"{train}:{len(rows)}"]
+    assert [(each["label"], each["given"], each["probability"] > 0.5) for each in wrong if each["label"] == "sea"] == [("sea", False, True)]
+    shown = cramlm("check", folder / "data/train.jsonl", *command)
+    assert "probabilities out of fold of 48 texts are those of the run's teacher" in shown.stderr
+    shown = cramlm("check", train, *command)
+    assert re.search(
+        rf"{train}:{len(rows)}: notice: suspicious-label: label 'sea' is not given, and has probability \d+% out", shown.stdout
+    )
+    single = write_jsonl(tmp_path / "single.jsonl", [{"text": "a b", "label": "sea"}, {"text": "c", "label": "hill"}])
+    message = "the model is of a multi-label task, and the file is read as one of classification; pass --task-type multi-label"
+    assert message in error_line(cramlm("check", single, "--model", folder / "run"), 2)
 
 
 def test_the_server_predicts_what_predict_prints_and_documents_it(fitted: tuple[str, Path], tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from commands import cramlm, error_line
 from cramlm.data.task import RowFormat
 from cramlm.data.validation import read_labelled
-from cramlm.inference.label_errors import find_suspicious_rows, suspicious_labels
+from cramlm.inference.label_errors import contradicted_labels, find_suspicious_rows, suspicious_labels
 from cramlm.records import Event, FloatArray
 from cramlm.storage.artifacts import MANIFEST
 from jsonl import read_jsonl, write_jsonl, write_labelled
@@ -72,7 +72,7 @@ def test_what_makes_no_sense_is_one_line(finished: Path, corrupted: Path, tmp_pa
     several = write_labelled(tmp_path / "several.jsonl", [("a b", ["sea"]), ("c d", [])])
     strange = write_labelled(tmp_path / "strange.jsonl", [("a b", "sea"), ("c d", "lake")])
     for arguments, code, needle in (
-        ((several, "--model", finished, "--task-type", "multi-label"), 2, "one label each"),
+        ((several, "--model", finished, "--task-type", "multi-label"), 2, "pass --task-type classification"),
         ((strange, "--model", finished), 3, "strange.jsonl:2: label 'lake' is none of the model's"),
         ((corrupted, "--model", tmp_path), 5, str(tmp_path)),
     ):
@@ -124,3 +124,9 @@ def test_texts_that_were_not_predicted_are_left_out(seed: int) -> None:
     again = suspicious_labels(probabilities[kept], labels[kept])
     assert found == [(int(kept[row]), suggested) for row, suggested in again]
     assert all(suggested != labels[row] and probabilities[row, suggested] > probabilities[row, labels[row]] for row, suggested in found)
+
+
+def test_of_several_labels_each_is_suspicious_by_itself_if_given_or_missing() -> None:
+    probabilities = rows((0.9, 0.1), (0.8, 0.2), (0.1, 0.9), (0.2, 0.7), (0.96, np.nan), (0.05, 0.4))
+    has = np.array([[1, 0], [1, 0], [0, 1], [0, 1], [0, 1], [1, 0]], dtype=bool)
+    assert contradicted_labels(probabilities, has) == [(4, 0), (5, 0)], "label 0 is missing in row 4 and given in row 5"

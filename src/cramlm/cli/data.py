@@ -105,7 +105,7 @@ def check(
             findings += [*bad_rows, *check_corpus(train, held_out, read)]
         elif index is not None:
             findings += check_corpus(train, held_out, Index.open(index).corpus)
-        suspicious = []
+        suspicious: list[Any] = []
         if model is not None:
             from cramlm.inference.label_errors import find_suspicious_rows
 

@@ -9,7 +9,7 @@ for a text if its probability is at least the mean probability of that label ove
 the model predicts with low probabilities is not compared with one that it predicts with high ones. A text is suspicious if its most
 probable confident label is another, more probable one (an off-diagonal entry of the confident joint, equation 1). The texts are ranked by
 the margin between both labels. The package cleanlab has this rule (`filter_by="confident_learning"`) and others; these lines need no
-package.
+package. Where a text may have several labels, the rule decides for each label between having it and not having it.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from typing import Any, Final
 
 import numpy as np
 
+from cramlm.data.labels import RULES
 from cramlm.data.task import texts_of_labels
 from cramlm.data.validation import Finding, LabelledFile
 from cramlm.errors import UsageError, brief
-from cramlm.evaluation.kinds import check_labels, require_single_label
+from cramlm.evaluation.kinds import check_labels
 from cramlm.inference.base import are_pairs, check_texts, facts_of
 from cramlm.inference.combined import COMBINATION_FOLDER
 from cramlm.inference.folders import model_of, run_of
@@ -32,7 +33,7 @@ from cramlm.linear.files import Setting, is_linear
 from cramlm.linear.model import LinearModel
 from cramlm.linear.teacher import TRAINING_TEXTS_FILE, out_of_fold_labels
 from cramlm.pipeline.run_folder import is_up_to_date
-from cramlm.records import Emit, Event, Example, FloatArray, IntArray, Task, silent
+from cramlm.records import BoolArray, Emit, Event, Example, FloatArray, IntArray, Scale, Task, TaskKind, silent
 from cramlm.storage.arrays import read_array
 
 RULE: Final = "suspicious-label"
@@ -65,36 +66,72 @@ class SuspiciousRow:
         return Finding(self.location, "notice", RULE, message)
 
 
-def find_suspicious_rows(path: Path, train: LabelledFile, *, emit: Emit = silent) -> list[SuspiciousRow]:
-    """Return the rows of `train` whose label is probably wrong, the most suspicious first. path: a run, or an exported model.
+@dataclass(frozen=True, slots=True)
+class SuspiciousLabel:
+    """One of several labels of a row that is probably wrong, or missing. given: True if the row has it. probability: out of fold."""
+
+    location: str
+    text: str
+    label: str
+    given: bool
+    probability: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON."""
+        return asdict(self)
+
+    @property
+    def finding(self) -> Finding:
+        """The label in the form of the other findings of `cramlm check`."""
+        state = "given" if self.given else "not given"
+        message = (
+            f"label {brief(self.label, 30)} is {state}, and has probability {self.probability:.0%} out of fold: {brief(self.text, 60)}"
+        )
+        return Finding(self.location, "notice", RULE, message)
+
+
+def find_suspicious_rows(path: Path, train: LabelledFile, *, emit: Emit = silent) -> list[SuspiciousRow | SuspiciousLabel]:
+    """Return the rows of `train` whose label is probably wrong, the most suspicious first; where texts may have several labels, every label
+    that a row probably lacks or should not have. path: a run, or an exported model.
 
     Raises:
-        UsageError: if the texts do not have one label each, or the model has no linear model beside it. DataError: if a row has a label
-        that the model does not have. ArtifactError: if there is no model, or it is damaged.
+        UsageError: if the texts have numbers, or the model is of another kind of task or has no linear model beside it. DataError: if a row
+        has a label that the model does not have. ArtifactError: if there is no model, or it is damaged.
     """
-    require_single_label(train.kind, "check --model", "leave out --model")
+    if train.kind == "regression":
+        raise UsageError("check --model finds wrong labels, and this is a regression task; leave out --model")
     folder = model_of(path)
     pairs = [row.text_pair for row in train.examples]
     check_texts([row.text for row in train.examples], pairs, trained_on_pairs=are_pairs(facts_of(folder)))
     run, task = run_of(folder), task_of(folder)
     if task is not None:
-        require_single_label(task.kind, "check --model", "leave out --model")
+        _check_kind(task.kind, train.kind)
     if run is not None and task is not None and _same_rows(task.train, train.examples) and is_up_to_date(run, "teacher"):
         probabilities: FloatArray = read_array(run / "teacher" / TRAINING_TEXTS_FILE)
         labels = task.labels
         emit(Event("note", STAGE, f"probabilities out of fold of {len(probabilities):,} texts are those of the run's teacher"))
     else:
         model = _regression(folder, run)
-        require_single_label(model.kind, "check --model", "leave out --model")
+        _check_kind(model.kind, train.kind)
         labels = model.labels
-        check_labels("classification", labels, _without_file(train), origin=train.name)
+        check_labels(train.kind, labels, _without_file(train), origin=train.name)
         emit(Event("start", STAGE))
-        label_texts = texts_of_labels(labels) if task is None else task.label_texts
-        rows = Task(train.examples, (), (), labels, dev_is_split_from_train=False, label_texts=label_texts)
+        label_texts = task.label_texts if task is not None else texts_of_labels(labels) if train.kind == "classification" else ()
+        rows = Task(train.examples, (), (), labels, dev_is_split_from_train=False, kind=train.kind, label_texts=label_texts)
         probabilities = out_of_fold_labels(model, rows, seed=_SEED)
         emit(Event("done", STAGE, f"{len(probabilities):,} texts predicted out of fold by the linear model"))
-    ids = {label: number for number, label in enumerate(labels)}
-    label_ids = np.array([ids[str(example.label)] for example in train.examples], dtype=np.int64)
+    label_ids, has = RULES[train.kind].targets([str(example.label) for example in train.examples], labels, Scale())
+    if train.kind == "multi-label":
+        return [
+            SuspiciousLabel(
+                train.examples[row].id,
+                train.examples[row].whole_text,
+                labels[label],
+                bool(has[row, label]),
+                float(probabilities[row, label]),
+            )
+            for row, label in contradicted_labels(probabilities, has > 0)
+        ]
     return [
         SuspiciousRow(
             train.examples[row].id,
@@ -124,6 +161,23 @@ def suspicious_labels(probabilities: FloatArray, labels: IntArray) -> list[tuple
     rows = np.flatnonzero(predicted & (highest > own) & (suggested != labels))
     ranked = rows[np.argsort((own - highest)[rows], kind="stable")]
     return [(row, int(suggested[row])) for row in ranked.tolist()]
+
+
+def contradicted_labels(probabilities: FloatArray, has: BoolArray) -> list[tuple[int, int]]:
+    """Return (row, label id) where a text has a label that it should not have, or the reverse, the most suspicious first.
+
+    probabilities: (n, labels), of each label out of fold; NaN is left out. has: (n, labels).
+    """
+    found = []
+    for label in range(has.shape[1]):
+        either = np.stack([1 - probabilities[:, label], probabilities[:, label]], axis=1)
+        found += [(row, label) for row, _ in suspicious_labels(either, has[:, label].astype(np.int64))]
+    return sorted(found, key=lambda each: (-abs(float(probabilities[each]) - 0.5), each))
+
+
+def _check_kind(kind: TaskKind, of_file: TaskKind) -> None:
+    if kind != of_file:
+        raise UsageError(f"the model is of a {kind} task, and the file is read as one of {of_file}; pass --task-type {kind}")
 
 
 def _same_rows(one: tuple[Example, ...], other: tuple[Example, ...]) -> bool:
