@@ -20,7 +20,7 @@ from sklearn.model_selection import GridSearchCV, cross_val_score, cross_validat
 from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import FunctionTransformer
 
-from commands import python
+from commands import Child
 from cramlm import CramClassifier, CramRegressor
 from cramlm.data.task import load_task
 from cramlm.errors import CramError, DataError, UsageError
@@ -177,9 +177,16 @@ def test_a_temporary_run_is_pickled_with_its_model_and_deleted_with_its_estimato
     joblib.dump(classifier, tmp_path / "classifier.joblib")
     del classifier
     assert not folder.exists()
-    code = "import sys, joblib, numpy\nclassifier = joblib.load(sys.argv[1])\nfolder = classifier.run_.path\nassert folder.is_dir()\n"
-    code += "numpy.save(sys.argv[2], classifier.predict_proba(sys.argv[3:]))\ndel classifier\nassert not folder.exists()\n"
-    python(code, tmp_path / "classifier.joblib", tmp_path / "probabilities.npy", *data.X_test)
+
+    def work() -> None:
+        loaded = joblib.load(tmp_path / "classifier.joblib")
+        own = loaded.run_.path
+        assert own.is_dir()
+        np.save(tmp_path / "probabilities.npy", loaded.predict_proba(data.X_test))
+        del loaded
+        assert not own.exists()
+
+    assert Child(work).communicate(PATIENCE) == ("", "")
     np.testing.assert_array_equal(np.load(tmp_path / "probabilities.npy"), expected)
     again = pickle.loads(pickle.dumps(joblib.load(tmp_path / "classifier.joblib")))
     np.testing.assert_array_equal(again.predict_or_abstain(data.X_test, below=0.5)[1], confidences)

@@ -258,12 +258,14 @@ def test_the_threads_of_a_run_are_also_those_of_matrix_products_outside_of_train
 
 def test_a_budget_sets_all_open_settings_and_a_second_call_keeps_the_plan(tmp_path: Path) -> None:
     paths = write_task(tmp_path / "data")
-    config = recipes.tlm(corpus=paths["corpus"], train=paths["train"], dev=paths["dev"], budget="4e10flops")
+    config = recipes.tlm(corpus=paths["corpus"], train=paths["train"], dev=paths["dev"], budget="8e9flops")
     tiny = load_config(tiny_config(paths, baseline={"c": [3.0]}))
     config = config.model_copy(update={name: getattr(tiny, name) for name in ("encoder", "threads", "baseline", "tokens_per_second")})
+    joint, finetune = config.phases
+    config = config.model_copy(update={"phases": (joint.model_copy(update={"batch_size": 512}), finetune)})
     first = run(config, out=tmp_path / "run", store=tmp_path / "store")
     assert (tmp_path / "run/schedule-2-finetune/schedule.json").is_file()
-    assert first.scores["flops"]["executed"] == pytest.approx(4e10, rel=0.1)
+    assert first.scores["flops"]["executed"] == pytest.approx(8e9, rel=0.1)
     assert all(phase.steps and phase.max_length and phase.evaluate_every for phase in first.config.phases)
     second = run(config, out=tmp_path / "run", store=tmp_path / "store")
     assert second.config == first.config
