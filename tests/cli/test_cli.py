@@ -364,14 +364,16 @@ def test_a_second_builder_of_a_run_exits_7_and_names_the_first(fitted: Path) -> 
 
 def test_plan_shows_sizes_and_costs_and_budgets_that_are_too_small(fitted: Path) -> None:
     files = ("--train", fitted / "data/train.jsonl", "--dev", fitted / "data/dev.jsonl", "--corpus", fitted / "data/corpus.jsonl")
-    settings = ("--preset", "tiny", "--set", "tokens_per_second=40000", "--set", "threads=1")
+    narrow = ("encoder.hidden=32", "encoder.intermediate=32", "encoder.heads=2", "tokenizer.vocab_size=200")  # a step of it is counted
+    fixed = ("tokens_per_second=40000", "threads=1", *narrow)
+    settings = ("--preset", "tiny", *(word for setting in fixed for word in ("--set", setting)))
     small, five_minutes, operations = map(json.loads, printed("plan", "2s", "5m", "3e13flops", *files, *settings, "--json").splitlines())
     assert "or more, or a smaller --preset" in small["refused"]
     assert five_minutes["seconds"] == pytest.approx(300, rel=0.1)
     assert operations["flops"] == pytest.approx(3e13, rel=0.1)
     assert [phase["name"] for phase in five_minutes["phases"]] == ["joint", "finetune"]
     assert five_minutes["disk"] > 0
-    assert "60m" in cramlm("plan", "60m", "--set", "tokens_per_second=40000", "--set", "threads=1", "--preset", "tiny").stdout
+    assert "60m" in printed("plan", "60m", *settings)
     assert_one_line(cramlm("plan", "20m", "--preset", "huge"), 2, "'huge'", "bert-large")
 
 

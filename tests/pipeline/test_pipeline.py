@@ -300,7 +300,7 @@ def test_a_budget_of_operations_reads_the_speed_that_an_earlier_run_measured_in_
 
     def how(budget: str, **changes: Any) -> str:
         recipe = recipes.tlm(corpus=paths["corpus"], train=paths["train"], dev=paths["dev"], budget=budget)
-        config = recipe.model_copy(update={"encoder": tiny.encoder, "threads": 1, **changes})
+        config = recipe.model_copy(update={"encoder": tiny.encoder, "tokenizer": tiny.tokenizer, "threads": 1, **changes})
         events: list[Event] = []
         clock = Clock(time.monotonic(), parse_budget(budget))
         plan(RunContext(config, read_task(config.task, seed=1), tmp_path / f"run-{next(times)}", store, clock, events.append))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from cramlm.config.base import Budget, parse_budget
 from cramlm.config.retriever import Bm25Config, RandomConfig, RetrieverConfig, UnionConfig
-from cramlm.config.run import EncoderConfig, PhaseConfig
+from cramlm.config.run import EncoderConfig, PhaseConfig, TokenizerConfig
 from cramlm.config.terms import Classify, Distil
 from cramlm.errors import EnvironmentFault, UsageError
 from cramlm.planning.budget import (
@@ -211,7 +211,8 @@ def test_a_step_beyond_the_memory_of_the_machine_is_refused_before_it_runs() -> 
 
 def test_a_step_that_takes_longer_than_allowed_is_estimated_and_a_fixed_speed_kept() -> None:
     tiny = EncoderConfig(layers=1, hidden=32, heads=2, intermediate=32, max_positions=64)
-    config = tlm(train="", corpus=[""], budget="20m").model_copy(update={"encoder": tiny, "threads": 1})
+    narrow = {"encoder": tiny, "tokenizer": TokenizerConfig(vocab_size=200), "threads": 1}
+    config = tlm(train="", corpus=[""], budget="20m").model_copy(update=narrow)
     measure = partial(measure_machine, limit=Budget(flops=1e12), precision="fp32")
     assert not measure(config).joint.rough
     assert not measure(config, longest_step=1e9).joint.rough
