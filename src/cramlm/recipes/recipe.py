@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Final, Literal, TypeAlias
+from typing import Any, ClassVar, Final, Literal, TypeAlias, assert_never
 
 from pydantic import ValidationError
 
@@ -129,16 +129,23 @@ def is_few(size: LabelledSize) -> bool:
 
 
 def for_task(phase: PhaseConfig, kind: TaskKind, size: LabelledSize) -> PhaseConfig:
-    """The phase with terms that suit the labelled texts; a phase without a linear teacher is returned unchanged.
+    """The phase with terms that suit the labelled texts; a phase with text terms or without a linear teacher is returned unchanged.
 
-    A phase on labels alone learns from its predictions for held-out training texts. In a classification with few texts per label these are
-    poor, and label smoothing takes their place; other kinds of tasks have no label smoothing and keep them.
+    A phase on labels alone learns from the teacher's predictions for held-out training texts. In a classification with few texts per label
+    these are poor, and label smoothing takes their place. Predicted numbers are too close to their mean: an encoder that is better than its
+    teacher would be pulled towards it (docs/log.md).
     """
-    if not linear_teachers(phase):
+    if phase.text_terms or not linear_teachers(phase):
         return phase
-    if kind == "classification" and is_few(size) and not phase.text_terms:
-        return smoothed(without_teacher(phase), FEW_SMOOTHING)
-    return phase
+    match kind:
+        case "classification":
+            return smoothed(without_teacher(phase), FEW_SMOOTHING) if is_few(size) else phase
+        case "multi-label":
+            return phase
+        case "regression":
+            return without_teacher(phase)
+        case _:
+            assert_never(kind)
 
 
 def vectors_phase() -> PhaseConfig:
