@@ -32,9 +32,8 @@ def test_the_page_loads_nothing_external_and_escapes_the_name() -> None:
     assert "unsafe" not in PAGE_HEADERS["content-security-policy"]
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_texts_are_classified_in_a_browser(url: str, browser: Any, scheme: str, tmp_path: Path) -> None:
-    context = browser.new_context(color_scheme=scheme, viewport={"width": 380, "height": 800})
+def test_texts_are_classified_in_a_browser(url: str, browser: Any) -> None:
+    context = browser.new_context(viewport={"width": 380, "height": 800})
     try:
         tab = context.new_page()
         messages: list[str] = []
@@ -56,11 +55,11 @@ def test_texts_are_classified_in_a_browser(url: str, browser: Any, scheme: str, 
         assert articles.first.get_by_role("term").count() == len(LABELS)
         assert articles.first.get_by_text("très <b>bien</b>").first.is_visible()
         assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
-        dark = tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(18, 22, 27)"
-        assert dark == (scheme == "dark")
+        for scheme in ("light", "dark"):
+            tab.emulate_media(color_scheme=scheme)
+            assert (tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(18, 22, 27)") == (scheme == "dark")
         assert all(address.startswith((url, "data:")) for address in requested), requested
         assert not [line for line in messages if "401" not in line], messages
-        tab.screenshot(path=tmp_path / f"{scheme}.png", full_page=True)
     finally:
         context.close()
 
@@ -73,9 +72,8 @@ def url_of_pairs(tmp_path_factory: pytest.TempPathFactory, tiny_export: Path) ->
         yield server.url
 
 
-@pytest.mark.parametrize("width", [400, 1300])
-def test_pairs_are_classified_in_a_browser(url_of_pairs: str, browser: Any, width: int) -> None:
-    tab = browser.new_page(viewport={"width": width, "height": 800})
+def test_pairs_are_classified_in_a_browser(url_of_pairs: str, browser: Any) -> None:
+    tab = browser.new_page()
     try:
         tab.goto(url_of_pairs)
         first, second = tab.get_by_label("First texts"), tab.get_by_label("Second texts")
@@ -89,9 +87,11 @@ def test_pairs_are_classified_in_a_browser(url_of_pairs: str, browser: Any, widt
         last = tab.get_by_role("article").nth(1)
         assert last.get_by_text("water").is_visible()
         assert last.get_by_text("kinase <b>").is_visible()
-        assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
-        beside = first.bounding_box()["y"] == second.bounding_box()["y"]
-        assert beside == (width > 400)
+        for width in (400, 1300):
+            tab.set_viewport_size({"width": width, "height": 800})
+            assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
+            beside = first.bounding_box()["y"] == second.bounding_box()["y"]
+            assert beside == (width > 400)
     finally:
         tab.close()
 
