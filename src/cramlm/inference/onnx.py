@@ -3,7 +3,8 @@
     predictor = OnnxPredictor.load("runs/mine/onnx")
     predictor.predict(["some text", "another"])
 
-In fp32 the probabilities equal those of `Predictor` within 1e-4. Texts are sorted by length and computed in padded batches; an int8
+It is the encoder alone (`Predictor.load` adds the linear models of the folder); in fp32 its probabilities equal those of the encoder in
+PyTorch within 1e-4. Texts are sorted by length and computed in padded batches; an int8
 model computes one text at a time, because its activation scale, and so each prediction, would depend on the whole batch.
 """
 
@@ -45,7 +46,7 @@ class OnnxSettings:
 
 
 class OnnxPredictor(EncoderPredictor):
-    """A loaded ONNX classifier; create it with `load`."""
+    """A loaded ONNX classifier, the encoder of a run alone; create it with `load`."""
 
     without_embeddings = "an ONNX folder gives logits only, no text vectors"
 
