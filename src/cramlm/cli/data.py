@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from cramlm.config.run import CorpusConfig
     from cramlm.data.corpus import Corpus
     from cramlm.data.validation import Finding
+    from cramlm.inference.label_errors import Suspicion
     from cramlm.records import Emit
     from cramlm.retrieval.index import ExplainedHit, Hits
     from cramlm.retrieval.trec import Qrels
@@ -105,7 +106,7 @@ def check(
             findings += [*bad_rows, *check_corpus(train, held_out, read)]
         elif index is not None:
             findings += check_corpus(train, held_out, Index.open(index).corpus)
-        suspicious: list[Any] = []
+        suspicious: Sequence[Suspicion] = ()
         if model is not None:
             from cramlm.inference.label_errors import find_suspicious_rows
 

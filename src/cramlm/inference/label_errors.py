@@ -14,6 +14,8 @@ package. Where a text may have several labels, the rule decides for each label b
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -42,15 +44,16 @@ _SEED: Final = 13  # of the folds, outside of a run
 
 
 @dataclass(frozen=True, slots=True)
-class SuspiciousRow:
-    """A row of a file, by its location, with its label and a more probable one, and their probabilities out of fold."""
+class Suspicion(ABC):
+    """A row of a file, by its location, with a label that is probably wrong."""
 
     location: str
     text: str
-    label: str
-    suggested: str
-    label_probability: float
-    suggested_probability: float
+
+    @property
+    @abstractmethod
+    def reason(self) -> str:
+        """The label and the probabilities that contradict it."""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON."""
@@ -59,38 +62,41 @@ class SuspiciousRow:
     @property
     def finding(self) -> Finding:
         """The row in the form of the other findings of `cramlm check`."""
-        message = (
-            f"label {brief(self.label, 30)} has probability {self.label_probability:.0%} out of fold, "
-            f"{brief(self.suggested, 30)} {self.suggested_probability:.0%}: {brief(self.text, 60)}"
-        )
-        return Finding(self.location, "notice", RULE, message)
+        return Finding(self.location, "notice", RULE, f"{self.reason}: {brief(self.text, 60)}")
 
 
 @dataclass(frozen=True, slots=True)
-class SuspiciousLabel:
+class SuspiciousRow(Suspicion):
+    """A row with its label and a more probable one, and their probabilities out of fold."""
+
+    label: str
+    suggested: str
+    label_probability: float
+    suggested_probability: float
+
+    @property
+    def reason(self) -> str:
+        return (
+            f"label {brief(self.label, 30)} has probability {self.label_probability:.0%} out of fold, "
+            f"{brief(self.suggested, 30)} {self.suggested_probability:.0%}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SuspiciousLabel(Suspicion):
     """One of several labels of a row that is probably wrong, or missing. given: True if the row has it. probability: out of fold."""
 
-    location: str
-    text: str
     label: str
     given: bool
     probability: float
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain JSON."""
-        return asdict(self)
-
     @property
-    def finding(self) -> Finding:
-        """The label in the form of the other findings of `cramlm check`."""
+    def reason(self) -> str:
         state = "given" if self.given else "not given"
-        message = (
-            f"label {brief(self.label, 30)} is {state}, and has probability {self.probability:.0%} out of fold: {brief(self.text, 60)}"
-        )
-        return Finding(self.location, "notice", RULE, message)
+        return f"label {brief(self.label, 30)} is {state}, and has probability {self.probability:.0%} out of fold"
 
 
-def find_suspicious_rows(path: Path, train: LabelledFile, *, emit: Emit = silent) -> list[SuspiciousRow | SuspiciousLabel]:
+def find_suspicious_rows(path: Path, train: LabelledFile, *, emit: Emit = silent) -> Sequence[Suspicion]:
     """Return the rows of `train` whose label is probably wrong, the most suspicious first; where texts may have several labels, every label
     that a row probably lacks or should not have. path: a run, or an exported model.
 
