@@ -467,11 +467,7 @@ def checked_labels(values: Any, texts: int) -> tuple[npt.NDArray[Any], npt.NDArr
         InvalidInput: if the number of labels is not `texts`, a label is missing or blank (with its index), labels cannot be sorted or are
         not classes, or there is only one class, or more than one for two texts.
     """
-    if isinstance(values, str | bytes) or (dimensions := getattr(values, "ndim", 1)) != 1:
-        shown = f"one {type(values).__name__}" if isinstance(values, str | bytes) else f"of {dimensions} dimensions"
-        raise InvalidInput(f"y is {shown}, expected one label per text in a flat list")
-    labels = list(values)
-    _check_lengths(texts, len(labels))
+    labels = _flat(values, texts, "label")
     for index, label in enumerate(labels):
         _check_label(label, f"y[{index}]", labels[0])
     classes, codes = _classes(labels)
@@ -514,11 +510,7 @@ def checked_numbers(values: Any, texts: int) -> list[float]:
     Raises:
         InvalidInput: if there are not `texts` of them, or one is missing, infinite or no number (with its index).
     """
-    if isinstance(values, str | bytes) or (dimensions := getattr(values, "ndim", 1)) != 1:
-        shown = f"one {type(values).__name__}" if isinstance(values, str | bytes) else f"of {dimensions} dimensions"
-        raise InvalidInput(f"y is {shown}, expected one number per text in a flat list")
-    numbers = list(values)
-    _check_lengths(texts, len(numbers))
+    numbers = _flat(values, texts, "number")
     for index, number in enumerate(numbers):
         if _is_missing(number):
             raise InvalidInput(f"y[{index}] is missing ({number}); drop the row")
@@ -551,6 +543,20 @@ def _dense(values: Any) -> npt.NDArray[Any]:
     if not np.isin(matrix, (0, 1)).all():
         raise InvalidInput("y is a sparse matrix with other values than 0 and 1; expected 1 for each label of a text")
     return matrix
+
+
+def _flat(values: Any, texts: int, what: str) -> list[Any]:
+    """Return y as a list with a value for each text. what: the value, in the message.
+
+    Raises:
+        InvalidInput: for a single string, several dimensions, or another number of values than `texts`.
+    """
+    if isinstance(values, str | bytes) or (dimensions := getattr(values, "ndim", 1)) != 1:
+        shown = f"one {type(values).__name__}" if isinstance(values, str | bytes) else f"of {dimensions} dimensions"
+        raise InvalidInput(f"y is {shown}, expected one {what} per text in a flat list")
+    flat = list(values)
+    _check_lengths(texts, len(flat))
+    return flat
 
 
 def _check_lengths(texts: int, labels: int) -> None:
