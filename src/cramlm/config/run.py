@@ -275,9 +275,14 @@ class RunConfig(FrozenModel):
         return self.dev_metric or DEV_METRICS[self.task.kind][0]
 
     @property
+    def has_linear_teacher(self) -> bool:
+        """True if a phase learns from soft labels of linear models."""
+        return any(linear_teachers(phase) for phase in self.phases)
+
+    @property
     def teaching(self) -> tuple[LinearName, ...]:
         """The linear models that teach the encoder: those of `teacher.models` for the kind of task, if a phase learns from them."""
-        models = self.teacher.models if any(linear_teachers(phase) for phase in self.phases) else ()
+        models = self.teacher.models if self.has_linear_teacher else ()
         return tuple(name for name in models if name != "bayes" or self.task.kind == "classification")
 
     @model_validator(mode="after")
@@ -350,7 +355,7 @@ class RunConfig(FrozenModel):
             raise ValueError(
                 f"teacher.models: there is no corpus, which {' and '.join(self.teaching)} would learn from; pass --corpus, or add tfidf"
             )
-        if self.teacher.models == ("bayes",) and any(linear_teachers(phase) for phase in self.phases):
+        if self.has_linear_teacher and self.teacher.models == ("bayes",):
             raise ValueError("teacher.models: naive Bayes has no probabilities out of fold for training texts; add static or tfidf")
         check_order(self.phases)
         for term in (term for phase in self.phases for term in phase.terms):

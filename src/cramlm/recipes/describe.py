@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from cramlm.config.phase import OptimizerConfig, PhaseConfig, ScheduleConfig, linear_teachers
+from cramlm.config.phase import OptimizerConfig, PhaseConfig, ScheduleConfig
 from cramlm.config.retriever import Bm25Config, ElasticsearchConfig, members_of
 from cramlm.config.run import RetrieverConfig, RunConfig, TaskConfig
 from cramlm.config.terms import MaskingConfig, TermConfig
@@ -78,7 +78,7 @@ def _data_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
         else:
             start = "from co-occurrence counts" if encoder.embedding_init == "cooccurrence" else "random"
             yield "encoder", f"{size}, trained from scratch; token embeddings start {start}"
-        if any(linear_teachers(phase) for phase in config.phases):
+        if config.has_linear_teacher:
             aligned = "; aligned with the label frequencies of the training texts" if config.teacher.align_distribution else ""
             *others, last = config.teaching
             models = f"{', '.join(others)} and {last} together" if others else last
