@@ -298,6 +298,7 @@ Change = Callable[[list[Any], list[Any]], tuple[Any, Any]]
         (lambda x, y: ([*x[:2], None, x[3]], y), "X\\[2\\] is missing \\(None\\); drop it"),
         (lambda x, y: (np.array([x[0], float("nan"), *x[2:]], dtype=object), y), "X\\[1\\] is missing \\(nan\\)"),
         (lambda x, y: ([*x[:3], 5], y), "X\\[3\\] is int \\('5'\\), not a text"),
+        (lambda x, y: ([{"text": text} for text in x], y), "X\\[0\\] is dict .*; pass one column of the table"),
         (lambda x, y: ([*x[:3], "  "], y), "X\\[3\\] is blank"),
         (lambda x, y: ([*x[:3], "\ud800"], y), "X\\[3\\]: character 0 is a lone surrogate"),
         (lambda x, y: (x[0], y), "X is a str; pass a list of strings"),

@@ -425,21 +425,22 @@ class CramRegressor(RegressorMixin, CramEstimator):  # type: ignore[misc]
 
 
 def checked_texts(values: Any, name: str) -> list[str]:
-    """Return a list of texts from a list, a NumPy array or a pandas Series.
+    """Return a list of texts from a list, a NumPy array, or a column of a pandas or polars data frame or of a `datasets.Dataset`.
 
     Raises:
         InvalidInput: for a single string, several dimensions, no texts, or a value that is not a string (with its index).
     """
     if isinstance(values, str | bytes | Mapping | set | frozenset):
         raise InvalidInput(f"{name} is a {type(values).__name__}; pass a list of strings")
-    if (dimensions := getattr(values, "ndim", 1)) != 1:
+    if (dimensions := len(getattr(values, "shape", (0,)))) != 1:  # a polars data frame has a shape and no ndim
         raise InvalidInput(f"{name} has {dimensions} dimensions, expected 1: pass a list of texts or one column of a table")
     texts = []
     for index, value in enumerate(values):
         if not isinstance(value, str):
             missing = _is_missing(value)
             what = f"missing ({value})" if missing else f"{type(value).__name__} ({str(value)[:30]!r}), not a text"
-            raise InvalidInput(f"{name}[{index}] is {what}; {'drop it, or fill it' if missing else 'convert it'}")
+            remedy = "drop it, or fill it" if missing else "pass one column of the table" if isinstance(value, Mapping) else "convert it"
+            raise InvalidInput(f"{name}[{index}] is {what}; {remedy}")
         _refuse_surrogates(value, f"{name}[{index}]")
         texts.append(str(value))
     if not texts:
