@@ -118,7 +118,7 @@ def test_a_model_of_pairs_is_saved_and_loaded_and_reads_them_as_in_training(tmp_
 
 
 def test_a_text_alone_has_the_logits_that_it_has_among_others_and_in_shared_matrices(static: LinearModel) -> None:
-    assert np.array_equal(static.logits_of_shared(TextMatrices(TEXTS)), static.logits(TEXTS))
+    assert np.array_equal(static.logits_of_features(static.features(TextMatrices(TEXTS))), static.logits(TEXTS))
     alone = np.concatenate([static.logits([text]) for text in TEXTS])
     np.testing.assert_allclose(alone, static.logits(TEXTS), rtol=1e-5, atol=1e-5)
     assert static.logits([]).shape == (0, 3)

@@ -47,7 +47,7 @@ def model_of(
     rows = tfidf.transform(TextMatrices(texts))
     rows = rows if vectors is None else beside(rows, vectors.of(texts), 0.5)
     solver, setting = SOLVERS["classification"], Setting(scheme, "uniform", c, 0.0 if vectors is None else 0.5)
-    fitted = solver.fitter(rows, solver.targets(task), scheme, "uniform", outputs=len(task.labels), seed=0)(c)
+    fitted = solver.fitter(rows, solver.targets(task), setting, outputs=len(task.labels), seed=0)(c)
     return LinearModel("classification", task.labels, tfidf, vectors, fitted, setting, np.zeros(len(task.labels), np.float32), 0.0)
 
 

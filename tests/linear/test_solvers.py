@@ -14,7 +14,7 @@ from sklearn.multiclass import OneVsRestClassifier
 
 from cramlm.linear import solvers
 from cramlm.linear.features import unit_rows
-from cramlm.linear.files import ClassWeights, Scheme
+from cramlm.linear.files import ClassWeights, Scheme, Setting
 from cramlm.linear.solvers import SOLVERS, Coefficients, Coordinates, inner_products
 from cramlm.records import Example, IntArray, Task, TaskKind
 
@@ -31,7 +31,7 @@ def problem(labels: int, texts: int = 120, features: int = 60, seed: int = 1) ->
 
 
 def fitted(rows: Any, targets: IntArray, scheme: Scheme, weights: ClassWeights, c: float, outputs: int) -> Coefficients:
-    return SOLVERS["classification"].fitter(rows, targets, scheme, weights, outputs=outputs, seed=0)(c)
+    return SOLVERS["classification"].fitter(rows, targets, Setting(scheme, weights, c), outputs=outputs, seed=0)(c)
 
 
 def centred(coefficients: Coefficients) -> tuple[Any, Any]:
@@ -57,7 +57,7 @@ def exact(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_multinomial_regression_equals_scikit_learns(labels: int, weights: ClassWeights, warm: bool) -> None:
     rows, targets, other = problem(labels)
-    fit = SOLVERS["classification"].fitter(rows, targets, "multinomial", weights, outputs=labels, seed=0)
+    fit = SOLVERS["classification"].fitter(rows, targets, Setting("multinomial", weights, 3.0), outputs=labels, seed=0)
     for c in (0.3, 1.0) if warm else ():
         fit(c)
     ours = fit(3.0)
@@ -156,7 +156,7 @@ def test_rows_without_columns_give_a_model_of_the_frequencies(kind: TaskKind, sc
     rows, ids = scipy.sparse.csr_matrix((40, 0), dtype=np.float32), np.where(np.arange(40) < 30, 1, 0)
     targets = {"classification": ids, "multi-label": np.stack([1 - ids, ids], axis=1), "regression": ids * 8.0}[kind]
     outputs = 1 if kind == "regression" else 2
-    coefficients = SOLVERS[kind].fitter(rows, targets, scheme, "uniform", outputs=outputs, seed=0)(10.0)
+    coefficients = SOLVERS[kind].fitter(rows, targets, Setting(scheme, "uniform", 10.0), outputs=outputs, seed=0)(10.0)
     assert coefficients.weights.shape == (0, outputs)
     scores = coefficients.scores(scipy.sparse.csr_matrix((3, 0), dtype=np.float32))
     if kind == "regression":
@@ -170,11 +170,12 @@ def test_rows_without_columns_give_a_model_of_the_frequencies(kind: TaskKind, sc
 def test_a_label_of_all_texts_or_of_none_is_a_constant_in_a_multi_label_model(form: str) -> None:
     rows, targets, other = problem(3)
     rows = rows if form == "sparse" else rows.toarray()
-    constant = SOLVERS["multi-label"].fitter(rows, np.ones((rows.shape[0], 2)), "one-vs-rest", "balanced", outputs=2, seed=0)(1.0)
+    setting = Setting("one-vs-rest", "balanced", 1.0)
+    constant = SOLVERS["multi-label"].fitter(rows, np.ones((rows.shape[0], 2)), setting, outputs=2, seed=0)(1.0)
     assert (constant.scores(other) > 20).all()
     sets = np.zeros((rows.shape[0], 3))
     sets[:, 0], sets[:, 1] = 1, targets == 1
-    scores = SOLVERS["multi-label"].fitter(rows, sets, "one-vs-rest", "balanced", outputs=3, seed=0)(1.0).scores(other)
+    scores = SOLVERS["multi-label"].fitter(rows, sets, setting, outputs=3, seed=0)(1.0).scores(other)
     assert (scores[:, 0] > 20).all()
     assert (scores[:, 2] < -20).all()
     assert 0 < (scores[:, 1] > 0).mean() < 1
@@ -186,7 +187,7 @@ def test_a_regression_of_numbers_equals_scikit_learns_ridge(form: str) -> None:
     numbers = 2000 + 30 * rows.toarray()[:, 0] - 20 * rows.toarray()[:, 1]
     coordinates = Coordinates.of(inner_products(rows, rows))
     given = {"sparse": rows, "dense": rows.toarray(), "coordinates": coordinates.rows}[form]
-    ours = SOLVERS["regression"].fitter(given, numbers, "ridge", "uniform", outputs=1, seed=0)(10.0)
+    ours = SOLVERS["regression"].fitter(given, numbers, Setting("ridge", "uniform", 10.0), outputs=1, seed=0)(10.0)
     if form == "coordinates":
         ours = coordinates.restore(ours, rows)
     theirs = Ridge(alpha=0.1, solver="cholesky").fit(rows.toarray().astype(np.float64), numbers)
@@ -228,6 +229,6 @@ def test_a_row_of_weight_two_counts_like_the_row_twice(scheme: Scheme, labels: i
     )
     row_weights = np.where(twice, 2, 1).astype(np.float32)
     fit = SOLVERS["classification"].fitter(
-        rows.toarray() if dense else rows, targets, scheme, weights, outputs=labels, seed=0, weights=row_weights
+        rows.toarray() if dense else rows, targets, Setting(scheme, weights, 3.0), outputs=labels, seed=0, weights=row_weights
     )
     np.testing.assert_allclose(fit(3.0).scores(other), of_repeated.scores(other), atol=5e-3)

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from cramlm.linear.features import Tfidf, Vocabulary, normalize
 from cramlm.linear.files import BayesSetting
-from cramlm.linear.fit import DevCandidates, LinearFit
+from cramlm.linear.fit import DevCandidates, LinearFit, sample_texts
 from cramlm.linear.model import LinearModel
 from cramlm.linear.solvers import SOLVERS, Coefficients
 from cramlm.linear.teacher import aligned, label_counts
@@ -117,12 +117,5 @@ def bayes_reads_seed(passages: int, unlabelled: int) -> bool:
 def _sample(passages: Sequence[str], unlabelled: Sequence[str], seed: int) -> Sequence[str]:
     """At most `MAX_PASSAGES` of both together, in their order."""
     room = max(MAX_PASSAGES // 2, MAX_PASSAGES - len(passages))
-    own = _random_subset(unlabelled, room, seed)
-    return [*_random_subset(passages, MAX_PASSAGES - len(own), seed), *own]
-
-
-def _random_subset(texts: Sequence[str], most: int, seed: int) -> Sequence[str]:
-    if len(texts) <= most:
-        return texts
-    random = np.random.Generator(np.random.Philox(key=[seed, _SAMPLE_STREAM]))
-    return [texts[index] for index in np.sort(random.permutation(len(texts))[:most]).tolist()]
+    own = sample_texts(unlabelled, room, seed=seed, stream=_SAMPLE_STREAM)
+    return [*sample_texts(passages, MAX_PASSAGES - len(own), seed=seed, stream=_SAMPLE_STREAM), *own]

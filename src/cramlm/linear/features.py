@@ -162,7 +162,7 @@ def _count(kind: Terms, texts: Sequence[str], columns: Mapping[str, int] | None,
         return count_terms((_segment_terms(markers, text) for text in texts), columns)
     if kind != "characters":
         return count_terms(map(_TERMS[kind], texts), columns)
-    of_words, words = count_terms(map(_lower_tokens, texts), None)
+    of_words, words = count_terms((text.lower().split() for text in texts), None)
     of_ngrams, ngrams = count_terms(map(character_ngrams, words), columns)
     return of_words @ of_ngrams, ngrams
 
@@ -222,10 +222,6 @@ def _shared_terms(markers: Markers, text: str) -> list[str]:
     one, other = (set(markers.without_markers(each)) for each in (first, second))
     share = 10 * len(one & other) // max(1, min(len(one), len(other)))
     return [*(f"both {word}" for word in sorted(one & other)), f"both {share}0 %"]
-
-
-def _lower_tokens(text: str) -> list[str]:
-    return text.lower().split()
 
 
 _TERMS: Final[Mapping[Terms, Callable[[str], list[str]]]] = {"words": _word_terms, "tokens": _token_terms, "unigrams": segment}

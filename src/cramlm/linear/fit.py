@@ -21,7 +21,7 @@ import numpy.typing as npt
 from cramlm.evaluation.kinds import KINDS, METRIC_NAMES, DevScorer, format_metric
 from cramlm.evaluation.logit_adjustment import logit_adjustments
 from cramlm.linear.features import PARTS, VARIANTS, Terms, Tfidf, Variant, Vocabulary, join, normalize
-from cramlm.linear.files import BayesSetting, ClassWeights, Scheme, Setting
+from cramlm.linear.files import BayesSetting, Setting
 from cramlm.linear.model import LinearModel, beside
 from cramlm.linear.solvers import SOLVERS, Coefficients, Coordinates, Fitter, inner_products, on_one_blas_thread
 from cramlm.linear.word_vectors import WordVectors
@@ -48,6 +48,7 @@ _SAMPLE_STREAM: Final = 0x7F1D
 
 
 AnySetting = TypeVar("AnySetting", Setting, BayesSetting)
+AnyText = TypeVar("AnyText")
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +147,7 @@ class TaskFeatures:
 
     def _kept(self, variant: Variant) -> IntArray:
         """Indices of the training texts that are fitted, ascending."""
-        kept = _sampled(self._train, self._strata, MAX_CHARACTERS[variant], self._seed)
+        kept = _share_of(self._strata, MAX_CHARACTERS[variant] / max(1, sum(map(len, self._train))), self._seed)
         if variant != "marked" or self._word_vectors is None:
             return kept
         most = MAX_VECTOR_VALUES // self._word_vectors.width(self._markers)
@@ -295,9 +296,10 @@ class _Search:
         for weight in vector_weights:
             span = self._span(rows, weight)
             for scheme, class_weights in self._solver.schemes(self._targets[rows.kept]):
-                fitter = self._fitter(span.coordinates.rows, rows, scheme, class_weights)
+                setting = Setting(scheme, class_weights, grid[0], weight)
+                fitter = self._fitter(span.coordinates.rows, rows, setting)
                 for c in grid:
-                    self._try(rows, Setting(scheme, class_weights, c, weight), fitter(c), span.dev, span.coordinates)
+                    self._try(rows, replace(setting, c=c), fitter(c), span.dev, span.coordinates)
 
     def try_growing(self, rows: VariantRows, setting: Setting, grid: Sequence[float]) -> None:
         """One scheme on all rows of a variant, with growing C as long as the dev score grows and is not far below the best."""
@@ -307,7 +309,7 @@ class _Search:
             coordinates, train, dev = span.coordinates, span.coordinates.rows, span.dev
         else:
             train, dev = rows.matrices(setting.vector_weight)
-        fitter = self._fitter(train, rows, setting.scheme, setting.class_weights)
+        fitter = self._fitter(train, rows, setting)
         last = -math.inf
         for c in grid:
             score = self._try(rows, replace(setting, c=c), fitter(c), dev, coordinates)
@@ -322,8 +324,8 @@ class _Search:
             self._spans = Spans(rows)
         return self._spans.of(vector_weight)
 
-    def _fitter(self, train: Any, rows: VariantRows, scheme: Scheme, class_weights: ClassWeights) -> Fitter:
-        return self._solver.fitter(train, self._targets[rows.kept], scheme, class_weights, outputs=self._outputs, seed=self._seed)
+    def _fitter(self, train: Any, rows: VariantRows, setting: Setting) -> Fitter:
+        return self._solver.fitter(train, self._targets[rows.kept], setting, outputs=self._outputs, seed=self._seed)
 
     def _try(self, rows: VariantRows, setting: Setting, fitted: Coefficients, dev: Any, coordinates: Coordinates | None) -> float:
         candidate = self.dev.add(rows.tfidf.variant, setting, self._solver.logits(setting.scheme, fitted.scores(dev)))
@@ -378,9 +380,12 @@ class Spans:
         return result
 
 
-def _sampled(texts: Sequence[str], strata: IntArray, limit: int, seed: int) -> IntArray:
-    """Indices of training texts, ascending: all, or the same share of every stratum with about `limit` characters together."""
-    return _share_of(strata, limit / max(1, sum(map(len, texts))), seed)
+def sample_texts(texts: Sequence[AnyText], most: int, *, seed: int, stream: int) -> Sequence[AnyText]:
+    """At most `most` random texts, in their order. stream: separates choices with the same seed."""
+    if len(texts) <= most:
+        return texts
+    random = np.random.Generator(np.random.Philox(key=[seed, stream]))
+    return [texts[index] for index in np.sort(random.permutation(len(texts))[:most]).tolist()]
 
 
 def _share_of(strata: IntArray, share: float, seed: int) -> IntArray:

@@ -56,11 +56,9 @@ class LinearModel:
             return "bayes"
         return "tfidf" if self.vectors is None else "static"
 
-    def features(self, texts: Sequence[str]) -> Any:
+    def features(self, texts: Sequence[str] | TextMatrices) -> Any:
         """The matrix of texts, scipy CSR float32 (texts, features)."""
-        return self._features(TextMatrices(texts))
-
-    def _features(self, texts: TextMatrices) -> Any:
+        texts = texts if isinstance(texts, TextMatrices) else TextMatrices(texts)
         rows = self.tfidf.transform(texts)
         if self.vectors is None:
             return rows
@@ -73,10 +71,6 @@ class LinearModel:
         """
         parts = [self.logits_of_features(self.features(texts[start : start + _BATCH])) for start in range(0, max(len(texts), 1), _BATCH)]
         return np.concatenate(parts)
-
-    def logits_of_shared(self, texts: TextMatrices) -> FloatArray:
-        """As `logits`, of texts that several models read."""
-        return self.logits_of_features(self._features(texts))
 
     def logits_of_features(self, rows: Any) -> FloatArray:
         """As `logits`, from the matrix that `features` returned."""

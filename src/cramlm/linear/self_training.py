@@ -19,7 +19,7 @@ import numpy as np
 from cramlm.evaluation.combination import calibrate_on_dev
 from cramlm.evaluation.kinds import KINDS, METRIC_NAMES, format_metric
 from cramlm.linear.files import Setting
-from cramlm.linear.fit import FEW_TEXTS, DevCandidates, LinearFit, SearchSpace, Spans, TaskFeatures
+from cramlm.linear.fit import FEW_TEXTS, DevCandidates, LinearFit, SearchSpace, Spans, TaskFeatures, sample_texts
 from cramlm.linear.model import LinearModel
 from cramlm.linear.solvers import SOLVERS, on_one_blas_thread
 from cramlm.linear.teacher import Teacher, aligned, label_counts
@@ -59,27 +59,15 @@ def self_trained(
     """
     assert reads_unlabelled(task), "self-training needs unlabelled texts and single labels"
     began = time.perf_counter()
-    model, unlabelled = fit.model, _sample(task.unlabelled, space.seed)
+    model, unlabelled = fit.model, sample_texts(task.unlabelled, MAX_UNLABELLED, seed=space.seed, stream=_SAMPLE_STREAM)
     assert isinstance(model.setting, Setting), "naive Bayes reads unlabelled texts itself"
     emit(Event("start", stage, f"self-training on {len(unlabelled):,} of {len(task.unlabelled):,} unlabelled texts"))
     learned, weights = _with_labels(task, unlabelled, Teacher.of({**others, "static": model}, task, metric=space.metric))
     rows = TaskFeatures(learned, model.vectors, seed=space.seed, markers=model.tfidf.markers).rows(model.tfidf.variant)
-    setting, solver, dev = (
-        replace(model.setting, unlabelled_weight=UNLABELLED_WEIGHT),
-        SOLVERS[task.kind],
-        DevCandidates[Setting](task, space.metric),
-    )
-    span = Spans(rows).of(setting.vector_weight)
+    setting, solver = replace(model.setting, unlabelled_weight=UNLABELLED_WEIGHT), SOLVERS[task.kind]
+    dev, span = DevCandidates[Setting](task, space.metric), Spans(rows).of(setting.vector_weight)
     targets, chosen, lowest = solver.targets(learned)[rows.kept], None, math.inf
-    fitter = solver.fitter(
-        span.coordinates.rows,
-        targets,
-        setting.scheme,
-        setting.class_weights,
-        outputs=len(task.labels),
-        seed=space.seed,
-        weights=weights[rows.kept],
-    )
+    fitter = solver.fitter(span.coordinates.rows, targets, setting, outputs=len(task.labels), seed=space.seed, weights=weights[rows.kept])
     for c in sorted(space.c):
         coefficients = fitter(c)
         logits = solver.logits(setting.scheme, coefficients.scores(span.dev))
@@ -125,14 +113,6 @@ def _with_labels(task: Task, unlabelled: Sequence[Example], teacher: Teacher) ->
     confidence = probabilities.max(axis=1)
     weights = UNLABELLED_WEIGHT * len(known) * confidence / confidence.sum()
     return replace(task, train=learned, label_texts=()), np.concatenate([np.ones(len(known)), weights]).astype(np.float32)
-
-
-def _sample(texts: Sequence[Example], seed: int) -> Sequence[Example]:
-    """At most `MAX_UNLABELLED` texts, in their order."""
-    if len(texts) <= MAX_UNLABELLED:
-        return texts
-    random = np.random.Generator(np.random.Philox(key=[seed, _SAMPLE_STREAM]))
-    return [texts[index] for index in np.sort(random.permutation(len(texts))[:MAX_UNLABELLED]).tolist()]
 
 
 def _dev_loss(logits: FloatArray, task: Task, metric: str) -> float:

@@ -23,7 +23,7 @@ import scipy  # its other modules are loaded where they are used, and scikit-lea
 import scipy.sparse
 
 from cramlm.data.labels import RULES
-from cramlm.linear.files import ClassWeights, Scheme
+from cramlm.linear.files import ClassWeights, Scheme, Setting
 from cramlm.records import BoolArray, FloatArray, IntArray, Task, TaskKind
 
 UNEVEN: Final = 2.0
@@ -90,20 +90,10 @@ class Solver(Protocol):
     def schemes(self, targets: Any) -> tuple[tuple[Scheme, ClassWeights], ...]:
         """The candidates: schemes and class weights, in order."""
 
-    def fitter(
-        self,
-        rows: Any,
-        targets: Any,
-        scheme: Scheme,
-        class_weights: ClassWeights,
-        *,
-        outputs: int,
-        seed: int,
-        weights: FloatArray | None = None,
-    ) -> Fitter:
+    def fitter(self, rows: Any, targets: Any, setting: Setting, *, outputs: int, seed: int, weights: FloatArray | None = None) -> Fitter:
         """Return a function from C to the model fitted on a matrix (n, features), dense or CSR. Each call starts from the last model.
 
-        weights: of the rows, (n,); None = 1.
+        setting: its C is not read. weights: of the rows, (n,); None = 1.
         """
 
     def logits(self, scheme: Scheme, scores: FloatArray) -> FloatArray:
@@ -133,20 +123,10 @@ class ClassificationSolver:
         names: tuple[Scheme, ...] = ("one-vs-rest",) if len(sizes) <= 2 else ("multinomial", "one-vs-rest")
         return tuple((scheme, each) for scheme in names for each in weights)
 
-    def fitter(
-        self,
-        rows: Any,
-        targets: Any,
-        scheme: Scheme,
-        class_weights: ClassWeights,
-        *,
-        outputs: int,
-        seed: int,
-        weights: FloatArray | None = None,
-    ) -> Fitter:
+    def fitter(self, rows: Any, targets: Any, setting: Setting, *, outputs: int, seed: int, weights: FloatArray | None = None) -> Fitter:
         present = np.unique(targets)
         row_weights = np.ones(len(targets), np.float32) if weights is None else weights
-        fit_present = self._fitter_of_present(rows, targets, scheme, class_weights, seed, row_weights)
+        fit_present = self._fitter_of_present(rows, targets, setting, seed, row_weights)
 
         def fit(c: float) -> Coefficients:
             fitted = Coefficients(np.zeros((rows.shape[1], outputs), np.float32), np.full(outputs, _ABSENT, np.float32))
@@ -156,18 +136,16 @@ class ClassificationSolver:
 
         return fit
 
-    def _fitter_of_present(
-        self, rows: Any, targets: Any, scheme: Scheme, class_weights: ClassWeights, seed: int, weights: FloatArray
-    ) -> Fitter:
+    def _fitter_of_present(self, rows: Any, targets: Any, setting: Setting, seed: int, weights: FloatArray) -> Fitter:
         """A fitter of the labels that have a row, in ascending order."""
         present, ids = np.unique(targets, return_inverse=True)
         if len(present) == 1:
             return lambda c: _zeros(rows, 1)
-        match scheme:
+        match setting.scheme:
             case "multinomial":
-                return _multinomial_fitter(rows, ids, class_weights, weights)
+                return _multinomial_fitter(rows, ids, setting.class_weights, weights)
             case "one-vs-rest" if len(present) == 2:  # one vector
-                fit_second = _binary_fitter(rows, ids[:, None] == 1, class_weights, seed, weights)
+                fit_second = _binary_fitter(rows, ids[:, None] == 1, setting.class_weights, seed, weights)
 
                 def fit_both(c: float) -> Coefficients:
                     second = fit_second(c)
@@ -175,11 +153,11 @@ class ClassificationSolver:
 
                 return fit_both
             case "one-vs-rest":
-                return _binary_fitter(rows, ids[:, None] == np.arange(len(present)), class_weights, seed, weights)
+                return _binary_fitter(rows, ids[:, None] == np.arange(len(present)), setting.class_weights, seed, weights)
             case "ridge":
                 raise AssertionError("ridge regression is for numbers")
             case _:
-                assert_never(scheme)
+                assert_never(setting.scheme)
 
     def logits(self, scheme: Scheme, scores: FloatArray) -> FloatArray:
         values = scores.astype(np.float64)
@@ -209,22 +187,12 @@ class MultiLabelSolver:
     def schemes(self, targets: Any) -> tuple[tuple[Scheme, ClassWeights], ...]:
         return (("one-vs-rest", "balanced"), ("one-vs-rest", "uniform"))  # with uniform weights rare labels are hardly ever predicted
 
-    def fitter(
-        self,
-        rows: Any,
-        targets: Any,
-        scheme: Scheme,
-        class_weights: ClassWeights,
-        *,
-        outputs: int,
-        seed: int,
-        weights: FloatArray | None = None,
-    ) -> Fitter:
+    def fitter(self, rows: Any, targets: Any, setting: Setting, *, outputs: int, seed: int, weights: FloatArray | None = None) -> Fitter:
         positive = targets > 0
         varied = np.flatnonzero(positive.any(axis=0) & ~positive.all(axis=0))
         row_weights = np.ones(len(targets), np.float32) if weights is None else weights
         columns = positive[:, varied]
-        fit_binary = _binary_fitter(rows, columns, class_weights, seed, row_weights) if len(varied) else lambda c: _zeros(rows, 0)
+        fit_binary = _binary_fitter(rows, columns, setting.class_weights, seed, row_weights) if len(varied) else lambda c: _zeros(rows, 0)
 
         def fit(c: float) -> Coefficients:
             bias = np.where(positive.all(axis=0), -_ABSENT, _ABSENT).astype(np.float32)  # of labels on which all rows agree
@@ -257,17 +225,7 @@ class RegressionSolver:
     def schemes(self, targets: Any) -> tuple[tuple[Scheme, ClassWeights], ...]:
         return (("ridge", "uniform"),)
 
-    def fitter(
-        self,
-        rows: Any,
-        targets: Any,
-        scheme: Scheme,
-        class_weights: ClassWeights,
-        *,
-        outputs: int,
-        seed: int,
-        weights: FloatArray | None = None,
-    ) -> Fitter:
+    def fitter(self, rows: Any, targets: Any, setting: Setting, *, outputs: int, seed: int, weights: FloatArray | None = None) -> Fitter:
         from sklearn.linear_model import Ridge
 
         solver = "sparse_cg" if scipy.sparse.issparse(rows) else "cholesky"

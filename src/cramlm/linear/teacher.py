@@ -59,7 +59,7 @@ class Teacher:
         if not texts:
             return np.zeros((0, len(self.combination.labels)), dtype=np.float32)
         shared, kind = TextMatrices(texts), KINDS[self.combination.kind]
-        outputs = {name: kind.outputs(model.logits_of_shared(shared)) for name, model in self.models.items()}
+        outputs = {name: kind.outputs(model.logits_of_features(model.features(shared))) for name, model in self.models.items()}
         return self.scale.standardized(kind.outputs(self.combination.logits(outputs)))
 
 
@@ -116,7 +116,7 @@ def _out_of_fold(model: LinearModel, task: Task, *, seed: int) -> FloatArray:
         predictable = solver.predictable(targets[~inside], targets[inside], outputs=len(task.labels))
         if not predictable.any():
             continue
-        fitter = solver.fitter(rows[~inside], targets[~inside], setting.scheme, setting.class_weights, outputs=len(task.labels), seed=seed)
+        fitter = solver.fitter(rows[~inside], targets[~inside], setting, outputs=len(task.labels), seed=seed)
         logits = solver.logits(setting.scheme, fitter(setting.c).scores(rows[inside])) + model.adjustment
         if setting.class_weights == "uniform":
             odds = [solver.prior_odds(each, outputs=len(task.labels)) for each in (targets, targets[~inside])]
