@@ -15,7 +15,7 @@ from typing import Any, assert_never
 import torch
 from torch import Tensor, nn
 
-from cramlm.model.encoder import AlbertEncoder, BertEncoder, BertLayer, Encoder, ModernBertEncoder, Norm
+from cramlm.model.encoder import BertEncoder, Encoder, ModernBertEncoder, Norm
 from cramlm.model.heads import BertClassifier, Classifier, ModernBertClassifier
 from cramlm.model.model import Model
 
@@ -59,12 +59,7 @@ class _Writer:
         """Hidden states (R, L, D)."""
         match encoder:
             case BertEncoder():
-                first = encoder.first_position
-                x = self._embedded(encoder, encoder.position_embeddings[first : first + self._positions])
-                return self._through_bert(self._norm(x, encoder.embedding_norm), list(encoder.layers), heads)
-            case AlbertEncoder():
-                x = self._norm(self._embedded(encoder, encoder.position_embeddings), encoder.embedding_norm)
-                return self._through_bert(self._linear(x, encoder.widened), [encoder.layers[0]] * encoder.passes, heads)
+                return self._through_bert(encoder, heads)
             case ModernBertEncoder():
                 return self._through_modernbert(encoder, heads)
             case _:
@@ -89,15 +84,14 @@ class _Writer:
             case _:
                 assert_never(classifier)
 
-    def _embedded(self, encoder: BertEncoder | AlbertEncoder, positions: Tensor) -> str:
-        """Word, position and type embedding; positions: those of positions 0, 1, ..."""
-        of_position = self.node("Gather", positions + encoder.token_type_embeddings[0], self._position)
-        return self.node("Add", self.node("Gather", self._weight(encoder.word_embeddings), INPUTS[0]), of_position)
-
-    def _through_bert(self, x: str, layers: list[Any], heads: int) -> str:
+    def _through_bert(self, encoder: BertEncoder, heads: int) -> str:
+        positions = encoder.position_embeddings[encoder.first_position :][: self._positions] + encoder.token_type_embeddings[0]
+        embedded = self.node("Gather", self._weight(encoder.word_embeddings), INPUTS[0])
+        x = self._norm(self.node("Add", embedded, self.node("Gather", positions, self._position)), encoder.embedding_norm)
+        x = x if encoder.widened is None else self._linear(x, encoder.widened)
         bias = self._bias(None)
-        layer: BertLayer
-        for layer in layers:
+        for number in range(encoder.passes):
+            layer: Any = encoder.layers[number % len(encoder.layers)]
             attended = self._attention(self._linear(x, layer.qkv), bias, None, heads, layer.attention_output)
             x = self._norm(self.node("Add", x, attended), layer.attention_norm)
             changed = self._linear(self.node("Gelu", self._linear(x, layer.intermediate)), layer.output)

@@ -29,7 +29,7 @@ from __future__ import annotations
 import hashlib
 import math
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal, TypeAlias, assert_never
+from typing import Any, Literal, NamedTuple, TypeAlias, assert_never
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
@@ -90,20 +90,18 @@ def _balance(probabilities: Tensor, choice: Tensor, owner: Tensor) -> Tensor:
 
 
 Shape: TypeAlias = Literal["bert", "roberta", "modernbert", "albert", "moe"]
-Encoder: TypeAlias = "BertEncoder | ModernBertEncoder | AlbertEncoder"
+Encoder: TypeAlias = "BertEncoder | ModernBertEncoder"
 
 
 def build_encoder(config: EncoderConfig, *, vocab_size: int, pad_id: int) -> Encoder:
     """An encoder of the config's shape, with uninitialised weights."""
     match config.shape:
-        case "bert":
+        case "bert" | "albert":
             return BertEncoder(config, vocab_size, token_types=2, first_position=0)
         case "roberta":
             return BertEncoder(config, vocab_size, token_types=1, first_position=pad_id + 1)
         case "modernbert" | "moe":
             return ModernBertEncoder(config, vocab_size)
-        case "albert":
-            return AlbertEncoder(config, vocab_size)
         case _:
             assert_never(config.shape)
 
@@ -152,71 +150,42 @@ class BertLayer(nn.Module):
         return self.output_norm.of_sum(x, dropout(changed))
 
 
+class Rows(NamedTuple):
+    """Packed rows: token ids, numbers of sequences (-1 = padding) and positions, (R, L) each; `causal_from` as of `attention_bias`."""
+
+    token_ids: Tensor
+    sequence: Tensor
+    position: Tensor
+    causal_from: Tensor | None = None
+
+
 class BertEncoder(nn.Module):
     """Packed rows -> hidden states (R, L, D). first_position: the row of the position table for a sequence's first token.
 
-    words: a table of word embeddings in place of the encoder's, (V, D).
+    words: a table of word embeddings in place of the encoder's, (V, width of the embedding).
     """
 
     def __init__(self, config: EncoderConfig, vocab_size: int, *, token_types: int, first_position: int) -> None:
         super().__init__()
-        self.first_position = first_position
-        self.word_embeddings = nn.Parameter(torch.empty(vocab_size, config.hidden))
-        self.position_embeddings = nn.Parameter(torch.empty(first_position + config.max_positions, config.hidden))
-        self.token_type_embeddings = nn.Parameter(torch.empty(token_types, config.hidden))
-        self.embedding_norm = Norm(config.hidden, config.norm_eps, bias=True)
-        self.layers = nn.ModuleList(BertLayer(config) for _ in range(config.layers))
+        self.first_position, self.passes, width = first_position, config.layers, config.embedding_width
+        self.word_embeddings = nn.Parameter(torch.empty(vocab_size, width))
+        self.position_embeddings = nn.Parameter(torch.empty(first_position + config.max_positions, width))
+        self.token_type_embeddings = nn.Parameter(torch.empty(token_types, width))
+        self.embedding_norm = Norm(width, config.norm_eps, bias=True)
+        self.widened = nn.Linear(width, config.hidden) if config.shape == "albert" else None
+        self.layers = nn.ModuleList(BertLayer(config) for _ in range(1 if config.shape == "albert" else config.layers))
 
-    def forward(
-        self,
-        token_ids: Tensor,
-        sequence: Tensor,
-        position: Tensor,
-        *,
-        dropout: Dropout,
-        causal_from: Tensor | None = None,
-        words: Tensor | None = None,
-    ) -> Tensor:
-        positions = F.embedding(position + self.first_position if self.first_position else position, self.position_embeddings)
-        x = F.embedding(token_ids, self.word_embeddings if words is None else words) + positions + self.token_type_embeddings[0]
-        x = dropout(self.embedding_norm(x))
-        bias, read = attention_bias(sequence, compute_dtype(x), position, causal_from), x
-        for layer in self.layers:
-            x, read = layer(x, read, bias, dropout)
-        return x
-
-
-class AlbertEncoder(nn.Module):
-    """Packed rows -> hidden states (R, L, D): one layer applied repeatedly, over embeddings of width E."""
-
-    def __init__(self, config: EncoderConfig, vocab_size: int) -> None:
-        super().__init__()
-        self.passes = config.layers
-        self.word_embeddings = nn.Parameter(torch.empty(vocab_size, config.embedding))
-        self.position_embeddings = nn.Parameter(torch.empty(config.max_positions, config.embedding))
-        self.token_type_embeddings = nn.Parameter(torch.empty(2, config.embedding))
-        self.embedding_norm = Norm(config.embedding, config.norm_eps, bias=True)
-        self.widened = nn.Linear(config.embedding, config.hidden)
-        self.layers = nn.ModuleList([BertLayer(config)])
-
-    def forward(
-        self,
-        token_ids: Tensor,
-        sequence: Tensor,
-        position: Tensor,
-        *,
-        dropout: Dropout,
-        causal_from: Tensor | None = None,
-        words: Tensor | None = None,
-    ) -> Tensor:
-        x = F.embedding(token_ids, self.word_embeddings if words is None else words)
+    def forward(self, rows: Rows, *, dropout: Dropout, words: Tensor | None = None) -> Tensor:
+        position = rows.position + self.first_position if self.first_position else rows.position
+        x = F.embedding(rows.token_ids, self.word_embeddings if words is None else words)
         x = x + F.embedding(position, self.position_embeddings) + self.token_type_embeddings[0]
-        x = self.widened(dropout(self.embedding_norm(x))).to(x.dtype)
-        bias, read = attention_bias(sequence, compute_dtype(x), position, causal_from), x
-        for _ in range(self.passes):
-            x, read = self.layers[0](x, read, bias, dropout)
-        states: Tensor = x
-        return states
+        x = dropout(self.embedding_norm(x))
+        if self.widened is not None:
+            x = self.widened(x).to(x.dtype)
+        bias, read = attention_bias(rows.sequence, compute_dtype(x), rows.position, rows.causal_from), x
+        for number in range(self.passes):
+            x, read = self.layers[number % len(self.layers)](x, read, bias, dropout)
+        return x
 
 
 class ModernBertLayer(nn.Module):
@@ -265,19 +234,10 @@ class ModernBertEncoder(nn.Module):
         self.layers = nn.ModuleList(ModernBertLayer(config, first=index == 0) for index in range(config.layers))
         self.final_norm = Norm(config.hidden, config.norm_eps, bias=False)
 
-    def forward(
-        self,
-        token_ids: Tensor,
-        sequence: Tensor,
-        position: Tensor,
-        *,
-        dropout: Dropout,
-        causal_from: Tensor | None = None,
-        words: Tensor | None = None,
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        x = dropout(self.embedding_norm(F.embedding(token_ids, self.word_embeddings if words is None else words)))
-        dtype = compute_dtype(x)
-        whole = attention_bias(sequence, dtype, position, causal_from), self.rotation(position, self.rope_theta)
+    def forward(self, rows: Rows, *, dropout: Dropout, words: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        x = dropout(self.embedding_norm(F.embedding(rows.token_ids, self.word_embeddings if words is None else words)))
+        dtype, position = compute_dtype(x), rows.position
+        whole = attention_bias(rows.sequence, dtype, position, rows.causal_from), self.rotation(position, self.rope_theta)
         window = whole
         if self.global_every > 1:
             window = attention_window(whole[0], position, reach=self.reach), self.rotation(position, self.local_theta)
@@ -285,7 +245,7 @@ class ModernBertEncoder(nn.Module):
         balances: list[Tensor] = []
         for index, layer in enumerate(self.layers):
             bias, rotation = window if index % self.global_every else whole
-            x, branch, balance = layer(x, branch, bias, rotation, dropout, sequence)
+            x, branch, balance = layer(x, branch, bias, rotation, dropout, rows.sequence)
             balances += [] if balance is None else [balance]
         normed: Tensor = self.final_norm.after_sum(x, branch)[1]
         return (normed, torch.stack(balances).mean()) if balances else normed

@@ -30,7 +30,7 @@ import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import Tensor, nn
 
 from cramlm.config.run import EncoderConfig, HeadConfig
-from cramlm.model.encoder import Norm, build_encoder
+from cramlm.model.encoder import Norm, Rows, build_encoder
 from cramlm.model.kernels.torch import Dropout
 from cramlm.model.prompts import Prompt
 
@@ -124,12 +124,10 @@ class Generator(nn.Module):
         del self.encoder.word_embeddings  # it uses the other encoder's
         self.head = MlmHead(narrow, vocab_size)
 
-    def forward(
-        self, embedding: Tensor, token_ids: Tensor, sequence: Tensor, position: Tensor, masked: Tensor, *, dropout: Dropout
-    ) -> Tensor:
+    def forward(self, embedding: Tensor, rows: Rows, masked: Tensor, *, dropout: Dropout) -> Tensor:
         """embedding: the encoder's table, (V, D)."""
         words = self.narrowed(embedding).float()
-        hidden = self.encoder(token_ids, sequence, position, dropout=dropout, words=words).flatten(0, 1)
+        hidden = self.encoder(rows, dropout=dropout, words=words).flatten(0, 1)
         logits: Tensor = self.head(hidden.index_select(0, masked), words)
         return logits
 

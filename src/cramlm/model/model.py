@@ -24,7 +24,7 @@ from torch import LongTensor, Tensor, nn
 
 from cramlm.config.run import DEVICE_NAME, EncoderConfig, HeadConfig
 from cramlm.errors import EnvironmentFault, UsageError, counted
-from cramlm.model.encoder import build_encoder, initialise, without_autocast
+from cramlm.model.encoder import Rows, build_encoder, initialise, without_autocast
 from cramlm.model.heads import Classifier, Generator, MlmHead, PromptHead, TokenHead, build_classifier, pool
 from cramlm.model.kernels.torch import Dropout, no_dropout
 from cramlm.model.prompts import Prompt
@@ -183,9 +183,9 @@ class Model(nn.Module):
     def hidden_and_balance(self, batch: PackedBatch, *, dropout: Dropout | None = None) -> tuple[Tensor, Tensor | None]:
         """Hidden states, and the balance loss of the experts summed over sequences (encoder.py), None without experts."""
         causal_from = batch.causal_from if len(batch.causal_from) else None
-        rows = (batch.token_ids, batch.sequence, batch.position)
+        rows = Rows(batch.token_ids, batch.sequence, batch.position, causal_from)
         words = None if self.prompt_head is None else self.prompt_head.words(self.encoder.word_embeddings)
-        result: Tensor | tuple[Tensor, Tensor] = self.encoder(*rows, causal_from=causal_from, dropout=dropout or no_dropout(), words=words)
+        result: Tensor | tuple[Tensor, Tensor] = self.encoder(rows, dropout=dropout or no_dropout(), words=words)
         states, balance = result if isinstance(result, tuple) else (result, None)
         return states.flatten(0, 1), balance
 

@@ -29,6 +29,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from cramlm.config.terms import ImportantTokens
+from cramlm.model.encoder import Rows
 from cramlm.model.kernels.torch import no_dropout
 from cramlm.model.model import Model, PackedBatch, Precision, autocast
 from cramlm.records import Batch, BoolArray, FloatArray, IntArray
@@ -170,7 +171,7 @@ def _by_gradient(model: Model, words: _Words, texts: IntArray, *, share: float, 
         of_batch = texts[batch.task_labels.cpu().numpy()]
         embedded = model.encoder.word_embeddings.detach()[batch.token_ids.flatten()].requires_grad_()
         numbers = torch.arange(batch.token_ids.numel(), device=embedded.device).view(batch.token_ids.shape)
-        states = model.encoder(numbers, batch.sequence, batch.position, dropout=no_dropout(), words=embedded)
+        states = model.encoder(Rows(numbers, batch.sequence, batch.position), dropout=no_dropout(), words=embedded)
         hidden = (states[0] if isinstance(states, tuple) else states).flatten(0, 1)
         own = torch.from_numpy(pool.labels[of_batch]).to(hidden.device)
         total = torch.log_softmax(model.task_logits(hidden, batch).float(), -1).gather(1, own[:, None]).sum()

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from cramlm.config.terms import Origin, ReplacedTokens
+from cramlm.model.encoder import Rows
 from cramlm.model.kernels.torch import Dropout, no_dropout, weighted_cross_entropy
 from cramlm.model.model import Model, PackedBatch
 from cramlm.records import Batch
@@ -98,8 +99,8 @@ class Replaced:
 
 def replace_tokens(model: Model, batch: PackedBatch, *, dropout: Dropout | None = None) -> Replaced:
     """Replace the masked tokens of a batch by samples of the generator."""
-    rows = (batch.token_ids, batch.sequence, batch.position)
-    logits = model.generator(model.encoder.word_embeddings, *rows, batch.masked, dropout=dropout or no_dropout())
+    rows = Rows(batch.token_ids, batch.sequence, batch.position)
+    logits = model.generator(model.encoder.word_embeddings, rows, batch.masked, dropout=dropout or no_dropout())
     tokens = batch.token_ids.flatten().clone()
     is_replaced = torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
     samples = sample_tokens(logits.detach(), batch.chance)
