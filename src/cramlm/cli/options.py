@@ -245,39 +245,21 @@ ThreadsOption = Annotated[int, typer.Option("--threads", metavar="N", min=1, hel
 OTHER_FORMATS = (".parquet", ".arrow", ".feather", ".xlsx", ".gz", ".zst", ".npy")
 """Endings of formats in which no command writes rows."""
 
-IdColumn = Annotated[
-    str,
-    typer.Option(
-        "--id-column", metavar="NAME", help="Column that holds the ids; only the default column may be missing.", rich_help_panel=COLUMNS
-    ),
-]
-TextColumn = Annotated[str, typer.Option("--text-column", metavar="NAME", help="Column that holds the text.", rich_help_panel=COLUMNS)]
-LabelColumn = Annotated[str, typer.Option("--label-column", metavar="NAME", help="Column that holds the label.", rich_help_panel=COLUMNS)]
-ModelTextColumn = Annotated[
-    str | None,
-    typer.Option("--text-column", metavar="NAME", help="Column that holds the text (default: as in training).", rich_help_panel=COLUMNS),
-]
-ModelLabelColumn = Annotated[
-    str | None,
-    typer.Option("--label-column", metavar="NAME", help="Column that holds the label (default: as in training).", rich_help_panel=COLUMNS),
-]
-ModelPairColumn = Annotated[
-    str | None,
-    typer.Option(
-        "--text-pair-column", metavar="NAME", help="Column of the second text (default: as in training).", rich_help_panel=COLUMNS
-    ),
-]
-OptionalTextColumn = Annotated[
-    str | None, typer.Option("--text-column", metavar="NAME", help="Column that holds the text (default: text).", rich_help_panel=COLUMNS)
-]
-OptionalLabelColumn = Annotated[
-    str | None,
-    typer.Option("--label-column", metavar="NAME", help="Column that holds the label (default: label).", rich_help_panel=COLUMNS),
-]
-PairColumn = Annotated[
-    str | None,
-    typer.Option("--text-pair-column", metavar="NAME", help="Column of the second text, for sentence pairs.", rich_help_panel=COLUMNS),
-]
+
+def _column(flag: str, text: str) -> Any:
+    """Return the option for the name of a column, with this help."""
+    return typer.Option(flag, metavar="NAME", help=text, rich_help_panel=COLUMNS)
+
+
+IdColumn = Annotated[str, _column("--id-column", "Column that holds the ids; only the default column may be missing.")]
+TextColumn = Annotated[str, _column("--text-column", "Column that holds the text.")]
+LabelColumn = Annotated[str, _column("--label-column", "Column that holds the label.")]
+ModelTextColumn = Annotated[str | None, _column("--text-column", "Column that holds the text (default: as in training).")]
+ModelLabelColumn = Annotated[str | None, _column("--label-column", "Column that holds the label (default: as in training).")]
+ModelPairColumn = Annotated[str | None, _column("--text-pair-column", "Column of the second text (default: as in training).")]
+OptionalTextColumn = Annotated[str | None, _column("--text-column", "Column that holds the text (default: text).")]
+OptionalLabelColumn = Annotated[str | None, _column("--label-column", "Column that holds the label (default: label).")]
+PairColumn = Annotated[str | None, _column("--text-pair-column", "Column of the second text, for sentence pairs.")]
 KindOption = Annotated[
     TaskType | None,
     typer.Option(
