@@ -1,4 +1,4 @@
-"""The number of cores is that of the affinity, or of a CPU quota."""
+"""The number of cores is that of the affinity, or of a CPU quota; memory is in bytes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cramlm.io.machine import available_cores
+from cramlm.io.machine import available_cores, system_memory
 
 AFFINITY = len(os.sched_getaffinity(0))
 INNER = "0::/pod/container\n"  # version 2
@@ -42,3 +42,12 @@ def test_a_quota_of_cpu_time_limits_the_number_of_cores(tmp_path: Path, membersh
     if membership is not None:
         (tmp_path / "membership").write_text(membership, "ascii")
     assert available_cores(groups=tmp_path / "groups", membership=tmp_path / "membership") == cores
+
+
+@pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="Linux only")
+def test_the_memory_of_the_machine_is_in_bytes() -> None:
+    memory = system_memory()
+    assert memory is not None
+    total, available = memory
+    assert total == pytest.approx(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), rel=0.01)
+    assert 0 < available < total

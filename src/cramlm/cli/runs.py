@@ -36,7 +36,7 @@ from cramlm.cli.options import (
     with_options,
 )
 from cramlm.errors import counted, size
-from cramlm.io.machine import available_cores
+from cramlm.io.machine import available_cores, system_memory
 
 PLANNED_BUDGETS = ("2m", "5m", "20m", "60m", "4h")
 EXTRAS = {
@@ -261,7 +261,8 @@ def machine_lines() -> Iterator[tuple[str, str]]:
     from cramlm.model.model import describe_device, has_bf16, resolve_device
 
     yield "cores", f"{os.cpu_count()}, of which this process may use {available_cores()} ({torch.get_num_threads()} used by torch)"
-    yield "memory", memory()
+    memory = system_memory()
+    yield "memory", "unknown" if memory is None else f"{size(memory[0])}, {size(memory[1])} available"
     device = resolve_device("auto")
     yield "device", f"{describe_device(device)} (--device auto)"
     yield "bf16", "supported by the device" if has_bf16(device) else "not supported by the device: fp32 is used"
@@ -273,13 +274,3 @@ def machine_lines() -> Iterator[tuple[str, str]]:
     for name, use in EXTRAS.items():
         if importlib.util.find_spec(name) is None:
             yield name, f"not installed; needed for {use}"
-
-
-def memory() -> str:
-    """Return total and available memory from /proc/meminfo as text; "unknown" where the file does not exist."""
-    try:
-        fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-    except OSError:
-        return "unknown"
-    total, available = (size(1000 * int(fields[name].split()[0])) for name in ("MemTotal", "MemAvailable"))
-    return f"{total}, {available} available"

@@ -67,15 +67,23 @@ def reset_peak_memory() -> None:
         return
 
 
+def system_memory() -> tuple[int, int] | None:
+    """Return the bytes of memory of the machine, in all and available without swapping; None if unknown."""
+    try:
+        fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text("ascii").splitlines())
+        total, available = (int(fields[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
+    except (OSError, KeyError, ValueError):
+        return None
+    return total, available
+
+
 def available_memory() -> int | None:
     """Return the bytes available without swapping: of the machine, or less if this process's control group or address space (`ulimit -v`)
     limits it; None if unknown.
     """
-    try:
-        fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text("ascii").splitlines())
-        free = int(fields["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):
+    if (memory := system_memory()) is None:
         return None
+    _, free = memory
     if (most := resource.getrlimit(resource.RLIMIT_AS)[0]) != resource.RLIM_INFINITY:
         free = min(free, max(0, most - (_field("VmSize:") or 0)))
     try:
