@@ -15,8 +15,9 @@ from cramlm.config.run import CorpusConfig
 from cramlm.data.corpus import Corpus, build_corpus
 from cramlm.linear import cooccurrence, word_vectors
 from cramlm.linear.cooccurrence import build_word_vectors, count_word_vectors, forecast_word_vectors
-from cramlm.linear.word_vectors import WordVectors, unit_vectors
+from cramlm.linear.word_vectors import WordVectors
 from cramlm.records import PAIR_BOUNDARY, FloatArray
+from cramlm.storage.arrays import unit_vectors
 from cramlm.storage.artifacts import verify
 from cramlm.text.markers import Markers
 from jsonl import write_jsonl

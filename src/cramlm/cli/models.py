@@ -360,12 +360,10 @@ def vectors_file(vectors: FloatArray, ids: Sequence[str], *, form: str, normaliz
     form: .npy, the array; or .parquet, the columns id (string) and embedding (list of `width` float32). normalize: scale each vector to
     length 1; one of zeros, of a text without a known token, stays so.
     """
-    import numpy as np
-
-    from cramlm.storage.arrays import array_bytes
+    from cramlm.storage.arrays import array_bytes, unit_vectors
 
     if normalize:
-        vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), np.float32(1e-12))
+        vectors = unit_vectors(vectors)
     if form == ".npy":
         return array_bytes(vectors)
     import pyarrow as pa

@@ -57,7 +57,7 @@ from cramlm.io.executors import Executor, Processes
 from cramlm.io.machine import available_cores
 from cramlm.io.paths import FileStamp, RemoteFile, name_files
 from cramlm.records import BoolArray, Document, Emit, Event, Int32Array, IntArray, count, silent
-from cramlm.storage.arrays import offsets_of, read_array, save_array, spread
+from cramlm.storage.arrays import offsets_of, read_array, save_array, separated, spread
 from cramlm.storage.artifacts import MANIFEST, hash_json, open_artifact, published_folders, raise_if_checking, shared_stage
 from cramlm.storage.locks import damage_named, lock, wait_while_locked
 
@@ -133,9 +133,7 @@ class Corpus:
 
     def ids(self, positions: Iterable[int]) -> list[str]:
         """Return the ids of the documents at these positions, in the given order."""
-        data, offsets = self.encoded_ids(np.fromiter(positions, np.int64))
-        own = data.tobytes()
-        return [decode(own[start:end], self.path) for start, end in pairwise(offsets.tolist())]
+        return [decode(own, self.path) for own in separated(*self.encoded_ids(np.fromiter(positions, np.int64)))]
 
     def encoded_ids(self, positions: IntArray) -> tuple[npt.NDArray[np.uint8], IntArray]:
         """Return the ids of the documents at these positions as `gather` returns their texts; damaged ones may not be UTF-8.

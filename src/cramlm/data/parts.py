@@ -34,7 +34,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from hashlib import blake2b, sha256
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -55,6 +54,7 @@ from cramlm.storage.arrays import (
     offsets_of,
     save_array,
     save_table,
+    separated,
     spread,
     text_buffers,
 )
@@ -528,10 +528,7 @@ class PartIds:
         data = self._ids[spread(starts, sizes)]
         if not self._own_ids_repeat and not (data == NAMELESS[0]).any():
             return data, offsets
-        own = data.tobytes()
-        spans = zip(indices.tolist(), pairwise(offsets.tolist()), strict=True)
-        names = [self._name(index, own[start:end]).encode() for index, (start, end) in spans]
-        return joined(names)
+        return joined([self._name(*each).encode() for each in zip(indices.tolist(), separated(data, offsets), strict=True)])
 
     def _name(self, index: int, own: bytes) -> str:
         if own.startswith(NAMELESS):

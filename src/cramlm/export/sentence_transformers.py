@@ -31,7 +31,8 @@ from cramlm.model.huggingface.config import CONFIG_FILE, TOKENIZER_CONFIG_FILE, 
 from cramlm.model.prompts import PROMPT_FILE
 from cramlm.model.sentences import SentenceEncoder
 from cramlm.model.tokenizer import TOKENIZER_FILE
-from cramlm.records import Emit, Event, Example, FloatArray, silent
+from cramlm.records import Emit, Event, Example, silent
+from cramlm.storage.arrays import unit_vectors
 from cramlm.storage.artifacts import Artifact, hash_file, hash_json, refuse_foreign, stage
 from cramlm.storage.tensors import save_tensors
 
@@ -67,7 +68,7 @@ def export_sentence_encoder(
     def write(temporary: Path) -> None:
         emit(Event("start", KIND))
         _write(folder, temporary, predictor)
-        expected = _scaled(predictor.embeddings(probes))
+        expected = unit_vectors(predictor.embeddings(probes))
         vectors = SentenceEncoder(temporary, max_length=predictor.max_length, pooling=predictor.pooling, device="cpu").encode(probes)
         difference = float(np.abs(vectors - expected).max())
         if not difference <= LARGEST_DIFFERENCE:  # so that NaN is refused too
@@ -121,9 +122,3 @@ def _write(folder: Path, target: Path, predictor: Predictor) -> None:
     }
     for name, content in contents.items():
         (target / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", "utf-8")
-
-
-def _scaled(vectors: FloatArray) -> FloatArray:
-    """The rows at length 1."""
-    scaled: FloatArray = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-    return scaled

@@ -22,11 +22,12 @@ import numpy as np
 import numpy.typing as npt
 
 from cramlm.data.corpus import MAX_RESIDENT_BYTES, Corpus
-from cramlm.linear.word_vectors import FREQUENT, WordVectors, count_columns, unit_vectors
+from cramlm.linear.word_vectors import FREQUENT, WordVectors, count_columns
 from cramlm.model.tokenizer import Tokens
 from cramlm.records import Emit, Event, FloatArray, Int32Array, IntArray, silent
 from cramlm.retrieval.bm25.analysis import Vocabulary
 from cramlm.retrieval.bm25.terms import ANALYZER
+from cramlm.storage.arrays import unit_vectors
 from cramlm.storage.artifacts import Artifact, hash_json, shared_stage
 from cramlm.storage.compiled import jit
 

@@ -26,7 +26,7 @@ from cramlm.linear.features import count_terms
 from cramlm.linear.files import REBUILD, read_file
 from cramlm.records import PAIR_BOUNDARY, FloatArray
 from cramlm.retrieval.bm25.terms import split_terms
-from cramlm.storage.arrays import offsets_of
+from cramlm.storage.arrays import offsets_of, unit_vectors
 from cramlm.text.markers import Markers
 
 FREQUENT: Final = 5e-5
@@ -146,9 +146,3 @@ def count_columns(columns: npt.NDArray[np.int32], offsets: npt.NDArray[np.int64]
     counts = scipy.sparse.csr_matrix(entries, shape=(len(offsets) - 1, width))
     counts.sum_duplicates()
     return counts
-
-
-def unit_vectors(rows: FloatArray) -> FloatArray:
-    """Rows scaled to length 1; rows of zeros stay."""
-    result: FloatArray = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-9)
-    return result

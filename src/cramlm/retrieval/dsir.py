@@ -35,7 +35,7 @@ from cramlm.data.parts import Part
 from cramlm.errors import ArtifactError, DataError
 from cramlm.records import Emit, Event, IntArray, silent
 from cramlm.retrieval.ranking import STAGE, Proposal, of_parts, one_each
-from cramlm.storage.arrays import read_array, save_array
+from cramlm.storage.arrays import read_array, save_array, separated
 from cramlm.storage.artifacts import hash_json, shared_stage
 from cramlm.storage.locks import raise_if_refused
 from cramlm.text.ngrams import BLOCK, BUCKETS, Doubles, Ngrams, count, hash_block, hash_texts, log_probabilities
@@ -102,9 +102,7 @@ def _part_ngrams(corpus: Corpus, part: Part, store: Path, buckets: int, threads:
         offsets, counts, size = np.zeros(len(part) + 1, np.int64), np.zeros(buckets, np.int64), 0
 
         def hash_from(first: int) -> Ngrams:
-            text, places = corpus.gather(np.arange(first, min(first + BLOCK, part.first + len(part))))
-            cut = text.tobytes()
-            return hash_block([cut[start:end] for start, end in zip(places[:-1].tolist(), places[1:].tolist(), strict=True)], buckets)
+            return hash_block(separated(*corpus.gather(np.arange(first, min(first + BLOCK, part.first + len(part))))), buckets)
 
         with (folder / "buckets.bin").open("wb") as file:
             for first, block in zip(firsts, in_order(hash_from, firsts, threads=threads), strict=True):

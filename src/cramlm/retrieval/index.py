@@ -75,7 +75,7 @@ class Hits:
 
     def texts(self) -> list[list[str]]:
         """Return the texts of the documents, a list per query."""
-        flat = _texts(self._corpus, _joined(self.positions))
+        flat = _texts(self._corpus, np.concatenate([np.empty(0, np.int64), *self.positions]))
         ends = np.cumsum([0, *map(len, self.positions)]).tolist()
         return [flat[start:end] for start, end in pairwise(ends)]
 
@@ -343,10 +343,6 @@ def _list(queries: str | Sequence[str]) -> list[str]:
         if not isinstance(query, str):
             raise UsageError(f"query {number} is not a string but {type(query).__name__}; convert it, or leave it out")
     return listed
-
-
-def _joined(arrays: Sequence[IntArray]) -> IntArray:
-    return np.concatenate([np.empty(0, np.int64), *arrays])
 
 
 def _texts(corpus: Corpus, positions: IntArray) -> list[str]:

@@ -16,7 +16,6 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -24,7 +23,7 @@ import numpy.typing as npt
 
 from cramlm.data.corpus import Corpus
 from cramlm.records import IntArray
-from cramlm.storage.arrays import evenly, offsets_of
+from cramlm.storage.arrays import evenly, offsets_of, separated
 from cramlm.text.ngrams import BUCKETS, count, divergence, hash_texts, hash_utf8
 from cramlm.text.words import WordHashes, hash_block, segment_utf8
 
@@ -38,7 +37,7 @@ _SAMPLE_BATCH: Final = 512
 def compare_with_corpus(corpus: Corpus, selected: IntArray, task_texts: Sequence[str]) -> dict[str, Any]:
     """Return JSON data for report.json: task_likeness and over_represented. selected: positions, best first, at least one."""
     chosen = corpus.gather(selected[evenly(len(selected), MOST_PASSAGES)])
-    ngrams = hash_utf8(_cut(*chosen))
+    ngrams = hash_utf8(separated(*chosen))
     sample, sample_counts = _sample(corpus, len(ngrams.buckets))
     target = _count_ngrams([task_texts[number] for number in evenly(len(task_texts), MOST_TEXTS).tolist()])
     random, own = divergence(target, sample_counts), divergence(target, count(ngrams))
@@ -127,7 +126,7 @@ def _sample(corpus: Corpus, size: int) -> tuple[tuple[npt.NDArray[np.uint8], Int
     for batch in random_batches(len(corpus)):
         text, offsets = corpus.gather(np.array(batch))
         corpus.release()
-        ngrams = hash_utf8(_cut(text, offsets))
+        ngrams = hash_utf8(separated(text, offsets))
         enough = int(np.searchsorted(ngrams.offsets, size)) if ngrams.offsets[-1] >= size else len(batch)
         texts.append(text[: offsets[enough]])
         sizes.append(np.diff(offsets[: enough + 1]))
@@ -136,11 +135,6 @@ def _sample(corpus: Corpus, size: int) -> tuple[tuple[npt.NDArray[np.uint8], Int
         if size <= 0:
             break
     return (np.concatenate(texts), offsets_of(np.concatenate(sizes))), counts
-
-
-def _cut(text: npt.NDArray[np.uint8], offsets: IntArray) -> list[bytes]:
-    data = text.tobytes()
-    return [data[start:end] for start, end in pairwise(offsets.tolist())]
 
 
 def random_batches(size: int) -> Iterator[list[int]]:

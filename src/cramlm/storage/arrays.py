@@ -1,4 +1,4 @@
-"""Arrays as .npy files and tables as Arrow IPC files, written and read through Python's own file objects; offsets of ragged arrays.
+"""Arrays as .npy files and tables as Arrow IPC files, written and read through Python's own file objects; offsets of ragged arrays, rows.
 
 Python's files report a full or broken disk as OSError. NumPy passes a real file to C's stdio and loses its errors: on a full disk `np.save`
 returns normally and leaves a truncated file. pyarrow is imported when a table is first written or read (0.2 CPU seconds).
@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import mmap
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,18 @@ def offsets_of(sizes: npt.NDArray[Any]) -> IntArray:
 def joined(texts: Sequence[bytes]) -> tuple[npt.NDArray[np.uint8], IntArray]:
     """Return texts one after the other, uint8 (bytes,), and their offsets, int64 (n + 1,)."""
     return np.frombuffer(b"".join(texts), np.uint8), offsets_of(np.fromiter(map(len, texts), np.int64, len(texts)))
+
+
+def separated(data: npt.NDArray[np.uint8], offsets: IntArray) -> list[bytes]:
+    """Return the texts that `joined` put one after the other."""
+    whole = data.tobytes()
+    return [whole[start:end] for start, end in pairwise(offsets.tolist())]
+
+
+def unit_vectors(rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Return the rows scaled to length 1; rows of zeros stay."""
+    result: npt.NDArray[np.float32] = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-9)
+    return result
 
 
 def evenly(size: int, most: int) -> IntArray:

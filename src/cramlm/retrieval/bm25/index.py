@@ -129,7 +129,8 @@ class Bm25Index:
         self, queries: Queries, *, limit: int, scoring: Scoring = BM25, threads: int = 1, emit: Emit = silent
     ) -> Iterator[tuple[int, IntArray, FloatArray]]:
         """Yield (number of the distinct query, positions, scores), best first, in the order of the queries; memory is bounded."""
-        return bm25.search(self.segments, self.totals, queries, limit=limit, scoring=scoring, threads=threads, emit=emit)
+        hits = bm25.search_keys(self.segments, self.totals, queries, limit=limit, scoring=scoring, threads=threads, emit=emit)
+        return ((query, *bm25.unpack(keys, fraction_bits)) for query, fraction_bits, keys in hits)
 
     def explain(self, query: str, position: int, *, scoring: Scoring = BM25) -> list[tuple[str, float]]:
         """Return the terms that a query shares with a document and what each adds to the score, largest first.
@@ -175,7 +176,7 @@ def build_index(
         started = time.monotonic()
         plans = plan_segments(corpus, _latest_segments(store), analyzer=analyzer)
         emit(Event("start", KIND, f"indexing {counted(len(corpus), 'passage')}", total=len(corpus), unit="passages"))
-        missing = _missing_segments(plans, store)
+        missing = [plan for plan in plans if not (store / "segments" / plan.name / MANIFEST).exists()]
         if executor is None and workers == 1:
             on_event = _summed(corpus, emit)
             for number, plan in enumerate(missing):
@@ -216,10 +217,6 @@ def _listing_of(corpus: Corpus, plans: Sequence[SegmentPlan], paths: Sequence[Pa
     sums = {name: sum(entry[name] for entry in entries) for name in SUMS}
     settings = {} if analyzer == PLAIN else {"analyzer": analyzer.as_dict()}
     return {"corpus": corpus.fingerprint, **settings, "sums": {**sums, "segments": len(segments)}, "segments": entries}
-
-
-def _missing_segments(plans: Sequence[SegmentPlan], store: Path) -> list[SegmentPlan]:
-    return [plan for plan in plans if not (store / "segments" / plan.name / MANIFEST).exists()]
 
 
 def _build_segments(corpus: Corpus, plans: Sequence[SegmentPlan], store: Path, executor: Executor, emit: Emit) -> None:

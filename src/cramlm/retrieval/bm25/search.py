@@ -216,27 +216,6 @@ def length_norms(lengths: Int32Array, statistics: Statistics, scoring: Scoring) 
     return scoring.k1 * (1.0 - scoring.b + scoring.b * scored / statistics.average_length)
 
 
-def search(
-    segments: Sequence[tuple[int, Segment]],
-    statistics: Statistics,
-    queries: Queries,
-    *,
-    limit: int,
-    scoring: Scoring,
-    threads: int = 1,
-    emit: Emit = silent,
-) -> Iterator[tuple[int, IntArray, FloatArray]]:
-    """Yield (query, positions, scores) of the best `limit` documents of every distinct query, best first, in the order of the queries.
-
-    segments: each with the position of its first passage. Memory is bounded for any number of queries.
-
-    Raises:
-        UsageError: limit or threads is out of range.
-    """
-    for query, fraction_bits, keys in search_keys(segments, statistics, queries, limit=limit, scoring=scoring, threads=threads, emit=emit):
-        yield query, *unpack(keys, fraction_bits)
-
-
 def search_keys(
     segments: Sequence[tuple[int, Segment]],
     statistics: Statistics,
@@ -247,8 +226,14 @@ def search_keys(
     threads: int = 1,
     emit: Emit = silent,
 ) -> Iterator[tuple[int, int, PackedHits]]:
-    """As `search`, but yield (query, fraction bits, packed hits). With the statistics of a whole index and some of its segments, the best
-    hits of all groups of segments are those of the whole index: fraction bits do not depend on the segments.
+    """Yield (query, fraction bits, packed hits) of the best `limit` documents of every distinct query, best first, in the order of the
+    queries. With the statistics of a whole index and some of its segments, the best hits of all groups of segments are those of the whole
+    index: fraction bits do not depend on the segments.
+
+    segments: each with the position of its first passage. Memory is bounded for any number of queries.
+
+    Raises:
+        UsageError: limit or threads is out of range.
     """
     if limit < 1 or threads < 1:
         raise UsageError(f"search needs limit >= 1 and threads >= 1, got limit {limit}, threads {threads}; correct the setting")
