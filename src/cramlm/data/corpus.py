@@ -373,8 +373,7 @@ class _Input:
         return PartColumns(self.path).digests(name).copy()
 
     def array(self, name: str) -> npt.NDArray[Any]:
-        values: npt.NDArray[Any] = read_array(self.path / f"{name}.npy")
-        return values
+        return read_array(self.path / f"{name}.npy")
 
 
 def merge_parts(plans: Sequence[PartPlan], store: Path, folder: Path) -> dict[str, Any]:

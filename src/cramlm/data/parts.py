@@ -416,8 +416,7 @@ class PartColumns:
 
     def numbers(self, name: str) -> Int32Array:
         """Return the column "words" or "source", int32 (passages,)."""
-        numbers: Int32Array = column_numbers(self._column(name))
-        return numbers
+        return column_numbers(self._column(name))
 
     def digests(self, name: str) -> npt.NDArray[np.uint64]:
         """Return a column of digests, uint64 (passages, 2)."""
@@ -608,8 +607,7 @@ def decode(data: bytes, part: Path) -> str:
 
 def read_statistics(path: Path) -> dict[str, Any]:
     """Read statistics.json of a part or a corpus."""
-    statistics: dict[str, Any] = json.loads((path / "statistics.json").read_bytes())
-    return statistics
+    return json.loads((path / "statistics.json").read_bytes())
 
 
 def map_bytes(path: Path) -> npt.NDArray[np.uint8]:

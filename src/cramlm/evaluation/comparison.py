@@ -120,8 +120,7 @@ def holm(p: Mapping[str, float]) -> dict[str, float]:
 
 def _swapped(one: _Singles, other: _Singles, swaps: _Singles) -> _Singles:
     """Sums (trials, k) of the terms `one` (rows, k), with those of `other` in the rows of `swaps` (trials, rows)."""
-    sums: _Singles = one.sum(axis=0) + swaps @ (other - one)
-    return sums
+    return one.sum(axis=0) + swaps @ (other - one)
 
 
 def _label_sets(labels: Sequence[str], kind: TaskKind, columns: Mapping[str, int]) -> _Singles:
@@ -141,12 +140,10 @@ def _label_score(sums: _Singles, *, metric: Metric) -> _Floats:
     """Over the last axis, sums of `_counts`: macro-F1 over the labels involved, or accuracy."""
     hit, involved = np.split(sums.astype(np.float64), 2, axis=-1)
     if metric == "accuracy":
-        share: _Floats = 2 * hit.sum(axis=-1) / involved.sum(axis=-1)
-        return share
+        return 2 * hit.sum(axis=-1) / involved.sum(axis=-1)
     occurs = involved > 0.5  # sums of differences are whole numbers up to rounding
     f1 = np.divide(2 * hit, involved, out=np.zeros_like(hit), where=occurs)
-    mean: _Floats = f1.sum(axis=-1) / np.maximum(occurs.sum(axis=-1), 1)
-    return mean
+    return f1.sum(axis=-1) / np.maximum(occurs.sum(axis=-1), 1)
 
 
 def _numbers(labels: Sequence[str]) -> _Floats:
@@ -163,8 +160,7 @@ def _pearson(sums: _Floats) -> _Floats:
     """Pearson's correlation from sums of `_moments` over the last axis; 0 of constant numbers."""
     count, x, y, xx, yy, xy = np.moveaxis(sums, -1, 0)
     lengths = np.sqrt(np.maximum(xx - x * x / count, 0) * np.maximum(yy - y * y / count, 0))
-    correlation: _Floats = np.divide(xy - x * y / count, lengths, out=np.zeros_like(lengths), where=lengths > 1e-12)
-    return correlation
+    return np.divide(xy - x * y / count, lengths, out=np.zeros_like(lengths), where=lengths > 1e-12)
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,14 +64,12 @@ class CoverageCurve:
     @property
     def coverage(self) -> Confidences:
         """The share of the texts that get a label, by threshold."""
-        shares: Confidences = self.texts / self.texts[-1]
-        return shares
+        return self.texts / self.texts[-1]
 
     @property
     def accuracy(self) -> Confidences:
         """The share of right labels among those, by threshold."""
-        shares: Confidences = self.right / self.texts
-        return shares
+        return self.right / self.texts
 
     def at_accuracy(self, wanted: float) -> int | None:
         """Index of the lowest threshold with at least this accuracy; None if no threshold reaches it on `FEWEST_TEXTS` texts."""
@@ -143,8 +141,7 @@ def confidence_of(calibration: Calibration, probabilities: FloatArray) -> Confid
     if not len(probabilities):
         return np.zeros(0)
     calibrated = np.exp(calibration.log_probabilities(probabilities))
-    chosen: Confidences = calibrated[np.arange(len(calibrated)), probabilities.argmax(axis=1)]
-    return chosen
+    return calibrated[np.arange(len(calibrated)), probabilities.argmax(axis=1)]
 
 
 def fit_confidence(

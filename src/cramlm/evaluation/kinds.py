@@ -104,22 +104,19 @@ class OneLabelKind:
 
     def outputs(self, logits: FloatArray) -> FloatArray:
         odds = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
-        probabilities: FloatArray = (odds / odds.sum(axis=1, keepdims=True)).astype(np.float32)
-        return probabilities
+        return (odds / odds.sum(axis=1, keepdims=True)).astype(np.float32)
 
     def near_ties(self, logits: FloatArray) -> BoolArray:
         if logits.shape[1] == 1:
             return np.zeros(len(logits), dtype=np.bool_)
         best = np.partition(logits, -2, axis=1)[:, -2:]
-        close: BoolArray = best[:, 1] - best[:, 0] < BF16_ERROR
-        return close
+        return best[:, 1] - best[:, 0] < BF16_ERROR
 
     def negative_log_prior(self, train_labels: Sequence[str], names: Sequence[str]) -> npt.NDArray[np.float64]:
         count = Counter(train_labels)
         counts = np.array([1 + count[name] for name in names], dtype=np.float64)
         values = -np.log(counts / counts.sum())
-        centred: npt.NDArray[np.float64] = values - values.mean()
-        return centred
+        return values - values.mean()
 
     def predictions(self, outputs: FloatArray, names: Sequence[str]) -> list[AnyPrediction]:
         return [Prediction(names[int(row.argmax())], dict(zip(names, row.tolist(), strict=True))) for row in outputs]
@@ -137,18 +134,15 @@ class SeveralLabelsKind:
     has_prior: bool = True
 
     def outputs(self, logits: FloatArray) -> FloatArray:
-        probabilities: FloatArray = (0.5 * (1 + np.tanh(0.5 * logits.astype(np.float64)))).astype(np.float32)
-        return probabilities
+        return (0.5 * (1 + np.tanh(0.5 * logits.astype(np.float64)))).astype(np.float32)
 
     def near_ties(self, logits: FloatArray) -> BoolArray:
-        close: BoolArray = np.asarray((np.abs(logits) < BF16_ERROR).any(axis=1))
-        return close
+        return np.asarray((np.abs(logits) < BF16_ERROR).any(axis=1))
 
     def negative_log_prior(self, train_labels: Sequence[str], names: Sequence[str]) -> npt.NDArray[np.float64]:
         count = Counter(name for label in train_labels for name in RULES["multi-label"].names(label))
         shares = np.array([1 + count[name] for name in names], dtype=np.float64) / (2 + len(train_labels))
-        log_odds: npt.NDArray[np.float64] = np.log1p(-shares) - np.log(shares)
-        return log_odds
+        return np.log1p(-shares) - np.log(shares)
 
     def predictions(self, outputs: FloatArray, names: Sequence[str]) -> list[AnyPrediction]:
         return [LabelsPrediction(_labels_above_half(row, names), dict(zip(names, row.tolist(), strict=True))) for row in outputs]
@@ -225,8 +219,7 @@ class DevScorer:
         outputs = KINDS[self.kind].outputs(logits)
         match self.kind:
             case "classification":
-                ids: npt.NDArray[Any] = outputs.argmax(axis=1).astype(np.int16)
-                return ids
+                return outputs.argmax(axis=1).astype(np.int16)
             case "multi-label":
                 return np.asarray(outputs >= 0.5)
             case "regression":
@@ -357,5 +350,4 @@ def _number_scores(predictions: ScoreArray, truth: ScoreArray, metric: str) -> S
         predictions, truth = rankdata(predictions, axis=1), rankdata(truth)
     x, y = predictions - predictions.mean(axis=1, keepdims=True), truth - truth.mean()
     lengths = np.sqrt(np.square(x).sum(axis=1) * np.square(y).sum())
-    correlations: ScoreArray = np.divide(x @ y, lengths, out=np.zeros(len(x)), where=lengths > 1e-12)
-    return correlations
+    return np.divide(x @ y, lengths, out=np.zeros(len(x)), where=lengths > 1e-12)

@@ -178,8 +178,7 @@ def _listing(names: Sequence[str]) -> str:
 
 
 def _kind(facts: Mapping[str, Any]) -> TaskKind:
-    kind: TaskKind = facts.get("kind", "classification")
-    return kind
+    return facts.get("kind", "classification")
 
 
 def _measured(facts: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:

@@ -304,8 +304,7 @@ def _work(function: str, number: int, task: Any) -> _Result:
 def import_function(function: str) -> Function:
     """Return the function "package.module:name"."""
     module, _, name = function.partition(":")
-    result: Function = getattr(importlib.import_module(module), name)
-    return result
+    return getattr(importlib.import_module(module), name)
 
 
 def run_task(call: Function, task: Any, emit: Emit) -> _Result:

@@ -117,8 +117,7 @@ def singular_vectors(matrix: FloatArray, rank: int, *, seed: int) -> FloatArray:
     left, sizes, right = scipy.linalg.svd(basis.T @ tall, full_matrices=False)
     vectors = basis @ left if rows >= columns else right.T
     largest = vectors[np.argmax(np.abs(vectors), axis=0), np.arange(vectors.shape[1])]
-    result: FloatArray = (vectors * np.sign(largest))[:, :rank] * np.sqrt(sizes[:rank])
-    return result
+    return (vectors * np.sign(largest))[:, :rank] * np.sqrt(sizes[:rank])
 
 
 def token_embeddings(texts: Sequence[Tokens], *, vocab_size: int, width: int, std: float, seed: int) -> FloatArray:
@@ -232,5 +231,4 @@ def _shared_direction(vectors: WordVectors, texts: Sequence[tuple[Int32Array, In
         columns = np.where(ids < len(vectors.words), ids, np.int32(-1))
         rows = vectors.of_counts(count_columns(columns, offsets, len(vectors.words))[::step])
         scatter += rows.T @ rows
-    direction: FloatArray = np.linalg.eigh(scatter)[1][:, -1].astype(np.float32)
-    return direction
+    return np.linalg.eigh(scatter)[1][:, -1].astype(np.float32)

@@ -75,8 +75,7 @@ class LinearModel:
     def logits_of_features(self, rows: Any) -> FloatArray:
         """As `logits`, from the matrix that `features` returned."""
         scheme = self.setting.scheme if isinstance(self.setting, Setting) else "multinomial"
-        logits: FloatArray = SOLVERS[self.kind].logits(scheme, self.coefficients.scores(rows)) + self.adjustment
-        return logits
+        return SOLVERS[self.kind].logits(scheme, self.coefficients.scores(rows)) + self.adjustment
 
     def save(self, folder: Path) -> None:
         """Write the files of the model.
@@ -153,8 +152,7 @@ def kind_of_linear(folder: Path) -> TaskKind:
     Raises:
         ArtifactError: if its description is damaged.
     """
-    kind: TaskKind = _read_description(folder / MODEL_FILE)["kind"]
-    return kind
+    return _read_description(folder / MODEL_FILE)["kind"]
 
 
 def _read_description(path: Path) -> Mapping[str, Any]:

@@ -69,8 +69,7 @@ class Coefficients:
 
     def scores(self, rows: Any) -> FloatArray:
         """Decision values (rows, outputs) of a matrix (rows, features), dense or CSR."""
-        values: FloatArray = np.asarray(rows @ self.weights, dtype=np.float32) + self.bias
-        return values
+        return np.asarray(rows @ self.weights, dtype=np.float32) + self.bias
 
 
 Fitter: TypeAlias = Callable[[float], Coefficients]
@@ -114,8 +113,7 @@ class ClassificationSolver:
         return RULES["classification"].targets([str(example.label) for example in task.train], task.labels, task.scale)[0]
 
     def strata(self, targets: Any) -> IntArray:
-        strata: IntArray = targets
-        return strata
+        return targets
 
     def schemes(self, targets: Any) -> tuple[tuple[Scheme, ClassWeights], ...]:
         sizes = Counter(targets.tolist()).values()
@@ -164,8 +162,7 @@ class ClassificationSolver:
         if scheme == "one-vs-rest":
             values = -np.logaddexp(0, -values)  # log of each label's own probability, normalized below as scikit-learn does
         values -= np.logaddexp.reduce(values, axis=1, keepdims=True)
-        logits: FloatArray = values.astype(np.float32)
-        return logits
+        return values.astype(np.float32)
 
     def predictable(self, fitted: Any, others: Any, *, outputs: int) -> BoolArray:
         present = np.bincount(fitted, minlength=outputs) > 0
@@ -173,8 +170,7 @@ class ClassificationSolver:
         return np.repeat(own[:, None], outputs, axis=1)
 
     def prior_odds(self, targets: Any, *, outputs: int) -> npt.NDArray[np.float64]:
-        shares: npt.NDArray[np.float64] = np.bincount(targets, minlength=outputs) / len(targets)
-        return shares
+        return np.bincount(targets, minlength=outputs) / len(targets)
 
 
 class MultiLabelSolver:
@@ -211,8 +207,7 @@ class MultiLabelSolver:
 
     def prior_odds(self, targets: Any, *, outputs: int) -> npt.NDArray[np.float64]:
         have, lack = (targets > 0).sum(axis=0), (targets == 0).sum(axis=0)
-        odds: npt.NDArray[np.float64] = np.divide(have, lack, out=np.zeros(outputs), where=lack > 0)
-        return odds
+        return np.divide(have, lack, out=np.zeros(outputs), where=lack > 0)
 
 
 class RegressionSolver:
@@ -274,8 +269,7 @@ class Coordinates:
     def transform(self, products: FloatArray) -> FloatArray:
         """Coordinates of other texts from their inner products with the training rows, (m, n) -> (m, n)."""
         solved = scipy.linalg.solve_triangular(self.rows, products.T, lower=True, check_finite=False)
-        coordinates: FloatArray = np.ascontiguousarray(solved.T)
-        return coordinates
+        return np.ascontiguousarray(solved.T)
 
     def restore(self, fitted: Coefficients, *train: Any) -> Coefficients:
         """Convert a model fitted on `rows` to one of the features of the training rows.

@@ -78,8 +78,7 @@ class WordVectors:
         if markers.pairs:
             (_, first), (_, second) = halves
             parts += [first * second * np.float32(len(self.shared) ** 0.5), np.abs(first - second)]
-        joined: FloatArray = np.hstack(parts) * np.float32(len(parts) ** -0.5)
-        return joined
+        return np.hstack(parts) * np.float32(len(parts) ** -0.5)
 
     def _of_column(self, texts: Sequence[str], known: Sequence[tuple[Sequence[str], FloatArray]]) -> FloatArray:
         """As `of`. known: texts and their vectors in the same order; a column of these texts or empty ones is not computed again."""
@@ -99,8 +98,7 @@ class WordVectors:
 
     @functools.cached_property
     def _weighted(self) -> FloatArray:
-        weighted: FloatArray = self.directions.astype(np.float32) * self.weights[:, None]
-        return weighted
+        return self.directions.astype(np.float32) * self.weights[:, None]
 
     def save(self, folder: Path) -> None:
         """Write the two files.

@@ -48,8 +48,7 @@ class Expert(nn.Module):
         self.output = nn.Linear(config.intermediate, config.hidden, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.output(geglu(self.wi(x)))
-        return result
+        return self.output(geglu(self.wi(x)))
 
 
 class Experts(nn.Module):

@@ -52,8 +52,7 @@ class MlmHead(nn.Module):
 
     def transformed(self, x: Tensor) -> Tensor:
         """The states before the product with the token embeddings: (M, D) -> (M, width of the embedding)."""
-        states: Tensor = self.norm(F.gelu(self.dense(x)))
-        return states
+        return self.norm(F.gelu(self.dense(x)))
 
 
 class BertClassifier(nn.Module):
@@ -65,8 +64,7 @@ class BertClassifier(nn.Module):
         self.classifier = nn.Linear(config.hidden, labels)
 
     def forward(self, pooled: Tensor, *, dropout: Dropout) -> Tensor:
-        logits: Tensor = self.classifier(dropout(torch.tanh(self.dense(pooled))))
-        return logits
+        return self.classifier(dropout(torch.tanh(self.dense(pooled))))
 
 
 class ModernBertClassifier(nn.Module):
@@ -79,8 +77,7 @@ class ModernBertClassifier(nn.Module):
         self.classifier = nn.Linear(config.hidden, labels)
 
     def forward(self, pooled: Tensor, *, dropout: Dropout) -> Tensor:
-        logits: Tensor = self.classifier(dropout(self.norm(F.gelu(self.dense(pooled)))))
-        return logits
+        return self.classifier(dropout(self.norm(F.gelu(self.dense(pooled)))))
 
 
 def build_classifier(config: EncoderConfig, labels: int) -> Classifier:
@@ -128,8 +125,7 @@ class Generator(nn.Module):
         """embedding: the encoder's table, (V, D)."""
         words = self.narrowed(embedding).float()
         hidden = self.encoder(rows, dropout=dropout, words=words).flatten(0, 1)
-        logits: Tensor = self.head(hidden.index_select(0, masked), words)
-        return logits
+        return self.head(hidden.index_select(0, masked), words)
 
 
 class TokenHead(nn.Module):
@@ -141,8 +137,7 @@ class TokenHead(nn.Module):
         self.answer = nn.Linear(config.hidden, 1)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        logits: Tensor = self.answer(F.gelu(self.dense(hidden))).squeeze(1).float()
-        return logits
+        return self.answer(F.gelu(self.dense(hidden))).squeeze(1).float()
 
 
 class PromptHead(nn.Module):

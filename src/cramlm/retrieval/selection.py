@@ -78,8 +78,7 @@ class SelectionTable:
         """Return the number of characters of all passages together."""
         import pyarrow.compute
 
-        total: int = pyarrow.compute.sum(pyarrow.compute.utf8_length(check_column(self.path, self._table.column("text")))).as_py()
-        return total
+        return pyarrow.compute.sum(pyarrow.compute.utf8_length(check_column(self.path, self._table.column("text")))).as_py()
 
     def rows(self, most: int | None = None) -> Iterator[dict[str, Any]]:
         """Yield the first `most` passages as dictionaries of all columns but the weight; scores have seven digits."""

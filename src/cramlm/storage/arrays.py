@@ -41,8 +41,7 @@ def separated(data: npt.NDArray[np.uint8], offsets: IntArray) -> list[bytes]:
 
 def unit_vectors(rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     """Return the rows scaled to length 1; rows of zeros stay."""
-    result: npt.NDArray[np.float32] = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-9)
-    return result
+    return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-9)
 
 
 def evenly(size: int, most: int) -> IntArray:
@@ -133,8 +132,7 @@ def read_array(path: Path) -> npt.NDArray[Any]:
     Raises:
         OSError: if the disk refuses. ValueError: if the file is truncated, or an array of objects.
     """
-    values: npt.NDArray[Any] = np.load(io.BytesIO(path.read_bytes()), allow_pickle=False)
-    return values
+    return np.load(io.BytesIO(path.read_bytes()), allow_pickle=False)
 
 
 def save_table(path: Path, schema: Any, batches: Iterable[Any]) -> None:
@@ -222,8 +220,7 @@ def string_column(texts: Iterable[str], *, kind: Any) -> Any:
 def column_numbers(column: Any) -> npt.NDArray[Any]:
     """Return the numbers of an Arrow array without nulls, or of a chunk of one. No copy."""
     dtype = column.type.to_pandas_dtype()
-    numbers: npt.NDArray[Any] = np.frombuffer(column.buffers()[1] or b"", dtype)[column.offset : column.offset + len(column)]
-    return numbers
+    return np.frombuffer(column.buffers()[1] or b"", dtype)[column.offset : column.offset + len(column)]
 
 
 def text_buffers(column: Any) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:

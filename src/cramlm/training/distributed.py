@@ -185,8 +185,7 @@ class _Joined:
             raise SystemExit(number)
         received = torch.empty(number, dtype=torch.uint8)
         self._broadcast(received)
-        value: _Result = json.loads(received.numpy().tobytes())
-        return value
+        return json.loads(received.numpy().tobytes())
 
     def broadcast(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the tensors of rank 0 under its names, in CPU memory; on rank 0 without a copy where possible."""

@@ -90,8 +90,7 @@ def orthogonalize(matrix: Tensor, coefficients: tuple[float, float, float], step
             factor = _polynomial(gram, coefficients)
             product = factor @ product
         result = product @ result
-    same_shape: Tensor = result if wide is matrix else result.T
-    return same_shape
+    return result if wide is matrix else result.T
 
 
 def _polynomial(gram: Tensor, coefficients: tuple[float, float, float]) -> Tensor:

@@ -242,8 +242,7 @@ def _rows(batch: Batch, rows: IntArray, *, sequences: BoolArray) -> Batch:
     kept = new_row[batch.masked // length] >= 0
 
     def moved(positions: IntArray) -> IntArray:
-        result: IntArray = new_row[positions // length] * length + positions % length
-        return result
+        return new_row[positions // length] * length + positions % length
 
     return Batch(
         token_ids=batch.token_ids[rows],

@@ -55,8 +55,7 @@ def attend(qkv: Tensor, bias: Tensor, rotation: Rotation | None, heads: int, mas
     if qkv.device.type != "cpu" or torch.compiler.is_exporting():
         return attend_fused(qkv, bias, rotation, heads, mask)
     cos, sin = rotation if rotation is not None else (None, None)
-    result: Tensor = _Attend.apply(qkv, bias, cos, sin, heads, mask, is_compiled(qkv))  # type: ignore[no-untyped-call]
-    return result
+    return _Attend.apply(qkv, bias, cos, sin, heads, mask, is_compiled(qkv))  # type: ignore[no-untyped-call]
 
 
 def drop(x: Tensor, mask: Mask, *, out: Tensor | None = None) -> Tensor:
@@ -98,20 +97,17 @@ def gelu(x: Tensor) -> Tensor:
     """x Phi(x)."""
     if not is_compiled(x):
         return F.gelu(x)
-    result: Tensor = _Gelu.apply(x)  # type: ignore[no-untyped-call]
-    return result
+    return _Gelu.apply(x)  # type: ignore[no-untyped-call]
 
 
 def geglu(x: Tensor) -> Tensor:
     """gelu(value) * gate of (..., 2 I) -> (..., I); the value comes first."""
     if is_compiled(x):
-        compiled_result: Tensor = _CompiledGeglu.apply(x)  # type: ignore[no-untyped-call]
-        return compiled_result
+        return _CompiledGeglu.apply(x)  # type: ignore[no-untyped-call]
     if x.device.type != "cpu" or torch.compiler.is_exporting():
         value, gate = x.chunk(2, dim=-1)
         return F.gelu(value) * gate
-    result: Tensor = _Geglu.apply(x)  # type: ignore[no-untyped-call]
-    return result
+    return _Geglu.apply(x)  # type: ignore[no-untyped-call]
 
 
 def add_norm(x: Tensor, branch: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -119,8 +115,7 @@ def add_norm(x: Tensor, branch: Tensor, weight: Tensor, eps: float) -> tuple[Ten
     if not is_compiled(branch):
         total = x + branch
         return total, F.layer_norm(total, weight.shape, weight, None, eps)
-    both: tuple[Tensor, Tensor] = _AddNorm.apply(x, branch, weight, eps)  # type: ignore[no-untyped-call]
-    return both
+    return _AddNorm.apply(x, branch, weight, eps)  # type: ignore[no-untyped-call]
 
 
 def norm_of_sum(x: Tensor, branch: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -128,8 +123,7 @@ def norm_of_sum(x: Tensor, branch: Tensor, weight: Tensor, bias: Tensor, eps: fl
     if branch.dtype == x.dtype or not is_compiled(branch):
         normed = F.layer_norm(x + branch, weight.shape, weight, bias, eps)
         return normed, normed
-    both: tuple[Tensor, Tensor] = _NormOfSum.apply(x, branch, weight, bias, eps)  # type: ignore[no-untyped-call]
-    return both
+    return _NormOfSum.apply(x, branch, weight, bias, eps)  # type: ignore[no-untyped-call]
 
 
 def rotate(x: Tensor, rotation: Rotation, out: Tensor) -> Tensor:
@@ -350,8 +344,7 @@ def weighted_cross_entropy(logits: Tensor, targets: Tensor, weights: Tensor) -> 
     logits (M, V), targets (M,) int64, weights (M,) -> scalar and (M,), in float32. Only the scalar has a gradient, and only
     with respect to the logits.
     """
-    result: tuple[Tensor, Tensor] = _WeightedCrossEntropy.apply(logits, targets, weights, is_compiled(logits))  # type: ignore[no-untyped-call]
-    return result
+    return _WeightedCrossEntropy.apply(logits, targets, weights, is_compiled(logits))  # type: ignore[no-untyped-call]
 
 
 class _WeightedCrossEntropy(torch.autograd.Function):
@@ -424,8 +417,7 @@ class Dropout:
         mask = Mask(self.rate, next(self._keys))
         if not hashes(x):
             return drop(x, mask)
-        result: Tensor = _Dropped.apply(x, mask)  # type: ignore[no-untyped-call]
-        return result
+        return _Dropped.apply(x, mask)  # type: ignore[no-untyped-call]
 
     def attention(self) -> Mask | None:
         """The mask of the next layer's attention probabilities; None at a rate of 0."""

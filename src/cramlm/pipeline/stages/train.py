@@ -321,8 +321,7 @@ def inherited_score(phase: PhaseConfig, start: FinishedPhase) -> float | None:
     earlier, report = start.phase, start.report
     comparable = phase.learns_labels and earlier.learns_labels and not phase.reset_task_head and phase.row_length == earlier.row_length
     score_is_of_weights = earlier.keep == "best" or report["best_step"] == report["steps"]
-    score: float | None = report["best_score"] if comparable and score_is_of_weights else None
-    return score
+    return report["best_score"] if comparable and score_is_of_weights else None
 
 
 def save_weights(model: Model, folder: Path) -> None:
@@ -475,8 +474,7 @@ def follow(ranks: Ranks, *, device: torch.device, stop: Stop) -> dict[str, Any]:
         dev = DevEvaluation(_only_on_leader, job.metric)
         model = build_model(job.model, seed=job.seed).to(device)
         train_phase(model, job.training((external, task), dev, fingerprint={}, stop=stop, ranks=ranks))
-    result: dict[str, Any] = message["result"]
-    return result
+    return message["result"]
 
 
 def _pool(ranks: Ranks) -> TokenPool | None:

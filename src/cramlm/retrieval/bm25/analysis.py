@@ -101,8 +101,7 @@ class Analyzer:
         """Return the stem of each term."""
         if self.stemmer == "none":
             return list(terms)
-        stems: list[str] = _pystemmer().Stemmer(self.stemmer).stemWords(list(terms))
-        return stems
+        return _pystemmer().Stemmer(self.stemmer).stemWords(list(terms))
 
 
 PLAIN: Final = Analyzer()

@@ -109,8 +109,7 @@ class Term(ABC):
     @property
     def kind(self) -> str:
         """The name of the term."""
-        name: str = next(iter(self.configs.values())).kind
-        return name
+        return next(iter(self.configs.values())).kind
 
     @property
     def weights(self) -> Mapping[str, float]:
