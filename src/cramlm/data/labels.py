@@ -45,6 +45,7 @@ class LabelRules(Protocol):
 
     def stratum(self, label: str) -> str:
         """Return the stratum of a label for a stratified split."""
+        return ""
 
     def check(self, labels: Sequence[str], path: str) -> None:
         """Raise DataError if no model can be trained on rows with these labels."""
@@ -54,6 +55,7 @@ class LabelRules(Protocol):
 
     def scale(self, labels: Sequence[str]) -> Scale:
         """Return the scale of the training rows' numbers."""
+        return Scale()
 
     def targets(self, labels: Sequence[str], names: Sequence[str], scale: Scale) -> tuple[IntArray, FloatArray]:
         """Return `task_labels` and `targets` of a batch (records.Batch) for rows with these labels."""
@@ -62,7 +64,7 @@ class LabelRules(Protocol):
         """Describe the labels of the training rows in a few words."""
 
 
-class SingleLabel:
+class SingleLabel(LabelRules):
     """A text has exactly one label."""
 
     column: ColumnKind = "label"
@@ -97,9 +99,6 @@ class SingleLabel:
     def task_labels(self, labels: Sequence[str], column: str) -> tuple[str, ...]:
         return tuple(sorted(set(labels)))
 
-    def scale(self, labels: Sequence[str]) -> Scale:
-        return Scale()
-
     def targets(self, labels: Sequence[str], names: Sequence[str], scale: Scale) -> tuple[IntArray, FloatArray]:
         ids = {name: number for number, name in enumerate(names)}
         return np.array([ids[label] for label in labels], dtype=np.int64), np.zeros((len(labels), 0), dtype=np.float32)
@@ -108,7 +107,7 @@ class SingleLabel:
         return counted(len(names), "label")
 
 
-class MultiLabel:
+class MultiLabel(LabelRules):
     """A text has any number of labels, including none."""
 
     column: ColumnKind = "labels"
@@ -128,9 +127,6 @@ class MultiLabel:
 
     def names(self, label: str) -> tuple[str, ...]:
         return _parse_labels(label)
-
-    def stratum(self, label: str) -> str:
-        return ""
 
     def check(self, labels: Sequence[str], path: str) -> None:
         counts = Counter(name for label in labels for name in _parse_labels(label))
@@ -154,9 +150,6 @@ class MultiLabel:
     def task_labels(self, labels: Sequence[str], column: str) -> tuple[str, ...]:
         return tuple(sorted({name for label in labels for name in _parse_labels(label)}))
 
-    def scale(self, labels: Sequence[str]) -> Scale:
-        return Scale()
-
     def targets(self, labels: Sequence[str], names: Sequence[str], scale: Scale) -> tuple[IntArray, FloatArray]:
         ids = {name: number for number, name in enumerate(names)}
         targets = np.zeros((len(labels), len(names)), dtype=np.float32)
@@ -169,7 +162,7 @@ class MultiLabel:
         return f"{counted(len(names), 'label')}, {mean:.1f} a text"
 
 
-class NumberLabel:
+class NumberLabel(LabelRules):
     """A text has a number."""
 
     column: ColumnKind = "number"
@@ -188,9 +181,6 @@ class NumberLabel:
 
     def names(self, label: str) -> tuple[str, ...]:
         return ()
-
-    def stratum(self, label: str) -> str:
-        return ""
 
     def check(self, labels: Sequence[str], path: str) -> None:
         if len(labels) == 1:

@@ -82,24 +82,22 @@ def score(true: Sequence[str], predicted: Sequence[str], labels: Sequence[str]) 
     names = [*labels, *sorted(set(true) - set(labels))]
     codes = {label: code for code, label in enumerate(names)}
     cells = [codes[label] * len(names) + codes[prediction] for label, prediction in zip(true, predicted, strict=True)]
-    return _scores_of(np.bincount(cells, minlength=len(names) ** 2).reshape(len(names), len(names)), names)
+    confusion = np.bincount(cells, minlength=len(names) ** 2).reshape(len(names), len(names))
+    hits = confusion.diagonal()
+    per_class, macro_f1 = _by_class(names, hits, confusion.sum(axis=1), confusion.sum(axis=0))
+    right = int(hits.sum()) / len(true)
+    return Scores(len(true), accuracy=right, macro_f1=macro_f1, micro_f1=right, per_class=per_class, confusion=confusion)
 
 
-def _scores_of(confusion: IntArray, names: Sequence[str]) -> Scores:
-    hits, support, predicted_counts = confusion.diagonal(), confusion.sum(axis=1), confusion.sum(axis=0)
-    precision, recall, f1 = (_share(hits, predicted_counts), _share(hits, support), _share(2 * hits, support + predicted_counts))
-    right = int(hits.sum()) / int(support.sum())
-    return Scores(
-        rows=int(support.sum()),
-        accuracy=right,
-        macro_f1=float(f1[support + predicted_counts > 0].mean()),
-        micro_f1=right,
-        per_class={
-            name: {"precision": float(precision[row]), "recall": float(recall[row]), "f1": float(f1[row]), "support": int(support[row])}
-            for row, name in enumerate(names)
-        },
-        confusion=confusion,
-    )
+def _by_class(names: Sequence[str], hits: IntArray, support: IntArray, predicted: IntArray) -> tuple[dict[str, dict[str, float]], float]:
+    """The scores of each label, from its numbers of rows, (labels,); and macro-F1, over the labels that occur."""
+    precision, recall, f1 = _share(hits, predicted), _share(hits, support), _share(2 * hits, support + predicted)
+    occurs = support + predicted > 0
+    per_class: dict[str, dict[str, float]] = {
+        name: {"precision": float(precision[row]), "recall": float(recall[row]), "f1": float(f1[row]), "support": int(support[row])}
+        for row, name in enumerate(names)
+    }
+    return per_class, float(f1[occurs].mean()) if occurs.any() else 0.0
 
 
 def _share(part: IntArray, whole: IntArray) -> _Numbers:
@@ -197,17 +195,13 @@ def score_labels(true: Sequence[Sequence[str]], predicted: Sequence[Sequence[str
     names = [*labels, *sorted({name for row in true for name in row} - set(labels))]
     truth, predictions = _indicators(true, names), _indicators(predicted, names)
     hits, support, predicted_counts = (truth * predictions).sum(axis=0), truth.sum(axis=0), predictions.sum(axis=0)
-    precision, recall, f1 = (_share(hits, predicted_counts), _share(hits, support), _share(2 * hits, support + predicted_counts))
-    occurs = support + predicted_counts > 0
+    per_class, macro_f1 = _by_class(names, hits, support, predicted_counts)
     return LabelScores(
         rows=len(truth),
         subset_accuracy=float((truth == predictions).all(axis=1).mean()),
-        macro_f1=float(f1[occurs].mean()) if occurs.any() else 0.0,
+        macro_f1=macro_f1,
         micro_f1=float(2 * hits.sum() / max(1, support.sum() + predicted_counts.sum())),
-        per_class={
-            name: {"precision": float(precision[row]), "recall": float(recall[row]), "f1": float(f1[row]), "support": int(support[row])}
-            for row, name in enumerate(names)
-        },
+        per_class=per_class,
         true=truth,
         predicted=predictions,
     )

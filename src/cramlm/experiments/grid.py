@@ -10,7 +10,7 @@ import itertools
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -182,10 +182,7 @@ def cells_of(grid: Grid, out: Path) -> list[Cell]:
     Raises:
         UsageError, DataError: as `check_arms`.
     """
-    return list(_cells(grid, out))
-
-
-def _cells(grid: Grid, out: Path) -> Iterator[Cell]:
+    cells = []
     for seed in grid.seeds:
         for labels in grid.labels:
             task = dict(grid.task)
@@ -196,7 +193,8 @@ def _cells(grid: Grid, out: Path) -> Iterator[Cell]:
                     task["unlabelled"] = [*(task.get("unlabelled") or ()), str(rest)]
             for arm in grid.arms:
                 config = _config(grid, arm, task, seed)
-                yield Cell(arm, labels, seed, config, out / "runs" / labels / arm.folder / str(seed))
+                cells.append(Cell(arm, labels, seed, config, out / "runs" / labels / arm.folder / str(seed)))
+    return cells
 
 
 def _config(grid: Grid, arm: Arm, task: dict[str, Any], seed: int) -> RunConfig:

@@ -85,6 +85,7 @@ class Solver(Protocol):
 
     def strata(self, targets: Any) -> IntArray:
         """The stratum of each row, (n,): samples keep the proportions of the strata."""
+        return np.zeros(len(targets), dtype=np.int64)
 
     def schemes(self, targets: Any) -> tuple[tuple[Scheme, ClassWeights], ...]:
         """The candidates: schemes and class weights, in order."""
@@ -97,6 +98,7 @@ class Solver(Protocol):
 
     def logits(self, scheme: Scheme, scores: FloatArray) -> FloatArray:
         """Convert decision values to logits as an encoder has them (evaluation/kinds.py), float32 (n, outputs)."""
+        return scores
 
     def predictable(self, fitted: Any, others: Any, *, outputs: int) -> BoolArray:
         """Where a model fitted on the targets `fitted` can predict the targets `others`, (others, outputs).
@@ -108,7 +110,7 @@ class Solver(Protocol):
         """What the frequencies of labels contribute to the odds that a model with uniform class weights predicts, (outputs,)."""
 
 
-class ClassificationSolver:
+class ClassificationSolver(Solver):
     def targets(self, task: Task) -> Any:
         return RULES["classification"].targets([str(example.label) for example in task.train], task.labels, task.scale)[0]
 
@@ -173,12 +175,9 @@ class ClassificationSolver:
         return np.bincount(targets, minlength=outputs) / len(targets)
 
 
-class MultiLabelSolver:
+class MultiLabelSolver(Solver):
     def targets(self, task: Task) -> Any:
         return RULES["multi-label"].targets([str(example.label) for example in task.train], task.labels, task.scale)[1]
-
-    def strata(self, targets: Any) -> IntArray:
-        return np.zeros(len(targets), dtype=np.int64)
 
     def schemes(self, targets: Any) -> tuple[tuple[Scheme, ClassWeights], ...]:
         return (("one-vs-rest", "balanced"), ("one-vs-rest", "uniform"))  # with uniform weights rare labels are hardly ever predicted
@@ -198,9 +197,6 @@ class MultiLabelSolver:
 
         return fit
 
-    def logits(self, scheme: Scheme, scores: FloatArray) -> FloatArray:
-        return scores
-
     def predictable(self, fitted: Any, others: Any, *, outputs: int) -> BoolArray:
         varied = (fitted > 0).any(axis=0) & (fitted == 0).any(axis=0)
         return np.repeat(varied[None], len(others), axis=0)
@@ -210,12 +206,9 @@ class MultiLabelSolver:
         return np.divide(have, lack, out=np.zeros(outputs), where=lack > 0)
 
 
-class RegressionSolver:
+class RegressionSolver(Solver):
     def targets(self, task: Task) -> Any:
         return np.array([float(str(example.label)) for example in task.train])
-
-    def strata(self, targets: Any) -> IntArray:
-        return np.zeros(len(targets), dtype=np.int64)
 
     def schemes(self, targets: Any) -> tuple[tuple[Scheme, ClassWeights], ...]:
         return (("ridge", "uniform"),)
@@ -231,9 +224,6 @@ class RegressionSolver:
             return Coefficients(fitted, np.array([model.intercept_], dtype=np.float32))
 
         return fit
-
-    def logits(self, scheme: Scheme, scores: FloatArray) -> FloatArray:
-        return scores
 
     def predictable(self, fitted: Any, others: Any, *, outputs: int) -> BoolArray:
         return np.full((len(others), outputs), len(fitted) > 1)

@@ -104,10 +104,7 @@ class PaperRecipe(Recipe):
         )
         whole = RunConfig(
             name=self.name,
-            seed=inputs.seed,
-            budget=inputs.budget,
-            task=inputs.task,
-            corpus=inputs.corpus,
+            **inputs.settings,
             retriever=with_top_k(retriever, inputs.top_k, recipe=self.name),
             tokenizer=TokenizerConfig(vocab_size=BERT_VOCABULARY),
             encoder=BERT_LARGE if self.scale == "large" else BERT_BASE,

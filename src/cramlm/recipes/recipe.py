@@ -232,6 +232,11 @@ class RunInputs:
     seed: int
     top_k: int | None
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings that every recipe takes over as they are."""
+        return {"seed": self.seed, "budget": self.budget, "task": self.task, "corpus": self.corpus}
+
 
 @dataclass(frozen=True)
 class Recipe(ABC):
@@ -348,10 +353,7 @@ class EncoderRecipe(Recipe):
         teaches_passages = any(term.on == "external" for phase in phases for term in linear_teachers(phase))
         config = RunConfig(
             name=self.name,
-            seed=inputs.seed,
-            budget=inputs.budget,
-            task=inputs.task,
-            corpus=inputs.corpus,
+            **inputs.settings,
             retriever=with_top_k(self.retriever if inputs.corpus else None, inputs.top_k, recipe=self.name),
             encoder=encoder_for(inputs.budget).model_copy(update={"embedding_init": self.embedding_init}),
             head=HeadConfig(kind=self.head, token_classifier=any(term.needs_token_head for phase in self.phases for term in phase.terms)),
@@ -376,10 +378,7 @@ class LinearRecipe(Recipe):
     def build(self, inputs: RunInputs, **own: Any) -> RunConfig:
         return RunConfig(
             name=self.name,
-            seed=inputs.seed,
-            budget=inputs.budget,
-            task=inputs.task,
-            corpus=inputs.corpus,
+            **inputs.settings,
             retriever=with_top_k(self.retriever, inputs.top_k, recipe=self.name),
             model=self.model,
         )

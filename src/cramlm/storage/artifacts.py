@@ -22,10 +22,11 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from cramlm.errors import ArtifactError, CramError, EnvironmentFault, LockedError, UsageError
 from cramlm.records import Emit, Event
@@ -51,6 +52,7 @@ _EDITABLE: Final = (".json", ".jsonl", ".txt")  # endings of files that are text
 _POOL: Final[ContextVar[StagePool | None]] = ContextVar("pool", default=None)
 _CONFIRM: Final[ContextVar[Callable[[Artifact], None] | None]] = ContextVar("confirm", default=None)
 _CHECKING: Final[ContextVar[bool]] = ContextVar("checking", default=False)
+_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -452,11 +454,8 @@ def pooled(pool: StagePool) -> Iterator[StagePool]:
     if (outer := _POOL.get()) is not None:
         yield outer
         return
-    token = _POOL.set(pool)
-    try:
+    with _bound(_POOL, pool):
         yield pool
-    finally:
-        _POOL.reset(token)
 
 
 def borrowed_seconds() -> float:
@@ -473,13 +472,18 @@ class StaleStage(Exception):  # noqa: N818 - the result of a check, not a failur
 
 
 @contextlib.contextmanager
-def checking() -> Iterator[None]:
-    """Inside the block, build nothing: a stage of this thread that is not up to date raises `StaleStage`."""
-    token = _CHECKING.set(True)
+def _bound(variable: ContextVar[_Value], value: _Value) -> Iterator[None]:
+    """Give a variable of this thread's context a value inside the block."""
+    token = variable.set(value)
     try:
         yield
     finally:
-        _CHECKING.reset(token)
+        variable.reset(token)
+
+
+def checking() -> AbstractContextManager[None]:
+    """Inside the block, build nothing: a stage of this thread that is not up to date raises `StaleStage`."""
+    return _bound(_CHECKING, True)
 
 
 def raise_if_checking(name: str, reason: str) -> None:
@@ -488,14 +492,9 @@ def raise_if_checking(name: str, reason: str) -> None:
         raise StaleStage(name, [reason])
 
 
-@contextlib.contextmanager
-def confirming(confirm: Callable[[Artifact], None]) -> Iterator[None]:
+def confirming(confirm: Callable[[Artifact], None]) -> AbstractContextManager[None]:
     """Inside the block, call `confirm` with every stage of this thread once it is up to date."""
-    token = _CONFIRM.set(confirm)
-    try:
-        yield
-    finally:
-        _CONFIRM.reset(token)
+    return _bound(_CONFIRM, confirm)
 
 
 def explain_difference(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:

@@ -27,7 +27,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -46,35 +46,14 @@ _WORKING, _DONE, _FAILED = range(3)  # states of rank 0, broadcast to the waitin
 _AGAIN: Final = "what was trained since the last checkpoint is lost; run the same command again to continue"
 
 
-class Ranks(Protocol):
-    """The processes of one training. All ranks make the same calls in the same order.
+class Ranks:
+    """The processes of one training; this class is that of one process. All ranks make the same calls in the same order.
 
-    index: of this process; 0 leads. local_count: ranks on this machine. settings: those of the ranks that the bits of a training depend on,
-    empty for one process.
+    index: of this process; 0 leads. local_count: ranks on this machine. settings: those of the ranks that the bits of a training depend on.
 
     Raises (each of the methods):
         RankLost: if a rank is gone or does not respond.
     """
-
-    @property
-    def index(self) -> int: ...
-    @property
-    def count(self) -> int: ...
-    @property
-    def local_count(self) -> int: ...
-    @property
-    def settings(self) -> dict[str, Any]: ...
-    def lead(self) -> None: ...
-    def on_leader(self, work: Callable[[], _Result]) -> _Result: ...
-    def broadcast(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]: ...
-    def sum_(self, tensors: Sequence[Tensor]) -> None: ...
-    def largest_exit_code(self, code: int | None) -> int | None: ...
-    def check_equal(self, tensors: Iterable[Tensor]) -> None: ...
-    def watch(self, stop: Stop) -> Stop: ...
-
-
-class Alone:
-    """One process."""
 
     index, count, local_count = 0, 1, 1
 
@@ -104,7 +83,7 @@ class Alone:
         return stop
 
 
-ALONE = Alone()
+ALONE = Ranks()
 
 
 @contextlib.contextmanager
@@ -135,7 +114,7 @@ def join(config: DistributedConfig, *, device: str = "auto") -> Iterator[Ranks]:
         dist.destroy_process_group()
 
 
-class _Joined:
+class _Joined(Ranks):
     """One of several ranks."""
 
     def __init__(self, config: DistributedConfig, device: torch.device) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from cramlm.config.phase import PhaseConfig
 from cramlm.config.terms import Origin, TermConfig
@@ -201,6 +202,29 @@ class VocabularyTerm(PositionTerm):
     def flops(self, model: Model, batch: Batch | PackedBatch) -> float:
         """Of the vocabulary head on the predicted positions."""
         return 2.0 * len(batch.masked) * model.encoder_config.embedding_width * (model.encoder_config.hidden + model.vocab_size)
+
+
+class TokenHeadTerm(PositionTerm):
+    """A text term whose positions have the token label 1 or 0 (`mlm_labels`), which the token head learns."""
+
+    @property
+    def positive_weight(self) -> float:
+        """The weight of a position with the label 1."""
+        return 1.0
+
+    def loss(self, model: Model, hidden: Tensor, batch: PackedBatch, made: Any, counts: Counts, *, scale: float) -> TermLoss:
+        """Binary cross-entropy of the token labels."""
+        weights, is_external = self.position_weights(batch, counts, scale=scale)
+        labels = batch.mlm_labels.float()
+        logits = model.place_head(hidden.index_select(0, batch.masked))
+        each = functional.binary_cross_entropy_with_logits(logits, labels, reduction="none")
+        each = each * (1.0 + (self.positive_weight - 1.0) * labels)
+        return TermLoss((each * weights).sum(), self.means(each.detach(), is_external, counts))
+
+    def flops(self, model: Model, batch: Batch | PackedBatch) -> float:
+        """Of the token head."""
+        hidden = model.encoder_config.hidden
+        return 2.0 * len(batch.masked) * hidden * (hidden + 1)
 
 
 def without_labels(batch: Batch) -> Batch:

@@ -25,8 +25,6 @@ from typing import Any, Final, assert_never
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
-from torch.nn import functional
 
 from cramlm.config.terms import ImportantTokens
 from cramlm.model.encoder import Rows
@@ -35,11 +33,11 @@ from cramlm.model.model import Model, PackedBatch, Precision, autocast
 from cramlm.records import Batch, BoolArray, FloatArray, IntArray
 from cramlm.training.masking import SpecialIds
 from cramlm.training.sequences import TokenPool, pack_by_length, word_hashes
-from cramlm.training.terms.base import Counts, PositionTerm, Random, Sampled, TermLoss, implements
+from cramlm.training.terms.base import Random, Sampled, TokenHeadTerm, implements
 
 
 @implements(ImportantTokens)
-class TokenImportance(PositionTerm):
+class TokenImportance(TokenHeadTerm):
     """The token head learns the token labels of training/terms/important_tokens.py."""
 
     def batch(self, sampled: Sampled, special: SpecialIds, *, step: int, random: Random) -> Batch:
@@ -49,20 +47,10 @@ class TokenImportance(PositionTerm):
         labelled = np.flatnonzero(values)
         return replace(batch, masked=labelled, mlm_labels=values[labelled].astype(np.int64) - 1)
 
-    def loss(self, model: Model, hidden: Tensor, batch: PackedBatch, made: Any, counts: Counts, *, scale: float) -> TermLoss:
-        """Binary cross-entropy; important tokens have the weight `positive_weight`."""
-        positive_weight: float = self.configs["task"].positive_weight
-        weights, is_external = self.position_weights(batch, counts, scale=scale)
-        important = batch.mlm_labels.float()
-        logits = model.place_head(hidden.index_select(0, batch.masked))
-        each = functional.binary_cross_entropy_with_logits(logits, important, reduction="none")
-        each = each * (1.0 + (positive_weight - 1.0) * important)
-        return TermLoss((each * weights).sum(), self.means(each.detach(), is_external, counts))
-
-    def flops(self, model: Model, batch: Batch | PackedBatch) -> float:
-        """Of the token head."""
-        hidden = model.encoder_config.hidden
-        return 2.0 * len(batch.masked) * hidden * (hidden + 1)
+    @property
+    def positive_weight(self) -> float:
+        """The weight of important tokens."""
+        return self.configs["task"].positive_weight
 
 
 STOP_SHARE: Final = 0.3

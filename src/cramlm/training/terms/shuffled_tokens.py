@@ -5,21 +5,17 @@ predicts at each position whether its token changed. A token that is replaced by
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
-from torch import Tensor
-from torch.nn import functional
 
 from cramlm.config.terms import ShuffledTokens
-from cramlm.model.model import Model, PackedBatch
 from cramlm.records import Batch
 from cramlm.training.masking import FlatTokens, SpecialIds, choose
-from cramlm.training.terms.base import Counts, PositionTerm, Random, Sampled, TermLoss, implements
+from cramlm.training.terms.base import Random, Sampled, TokenHeadTerm, implements
 
 
 @implements(ShuffledTokens)
-class ShuffledTokenDetection(PositionTerm):
+class ShuffledTokenDetection(TokenHeadTerm):
     """Binary classification of every token that is not special."""
 
     def batch(self, sampled: Sampled, special: SpecialIds, *, step: int, random: Random) -> Batch:
@@ -34,15 +30,3 @@ class ShuffledTokenDetection(PositionTerm):
         predicts = np.flatnonzero((owner >= 0) & where[owner] & ~np.isin(ids, special.all))
         labels = (shuffled != ids)[predicts].astype(np.int64)
         return replace(batch, token_ids=shuffled.reshape(batch.token_ids.shape), masked=predicts, mlm_labels=labels)
-
-    def loss(self, model: Model, hidden: Tensor, batch: PackedBatch, made: Any, counts: Counts, *, scale: float) -> TermLoss:
-        """Binary cross-entropy."""
-        weights, is_external = self.position_weights(batch, counts, scale=scale)
-        logits = model.place_head(hidden.index_select(0, batch.masked))
-        each = functional.binary_cross_entropy_with_logits(logits, batch.mlm_labels.float(), reduction="none")
-        return TermLoss((each * weights).sum(), self.means(each.detach(), is_external, counts))
-
-    def flops(self, model: Model, batch: Batch | PackedBatch) -> float:
-        """Of the token head."""
-        hidden = model.encoder_config.hidden
-        return 2.0 * len(batch.masked) * hidden * (hidden + 1)
