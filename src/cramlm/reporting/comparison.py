@@ -3,91 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from markupsafe import Markup
 
 from cramlm.errors import UsageError
 from cramlm.evaluation.kinds import KINDS, METRIC_NAMES, main_metric
 from cramlm.records import TaskKind
 from cramlm.reporting.charts import Estimate
 from cramlm.reporting.record import LINEAR_STAGES, Json, RunRecord, read_run, task_used
-from cramlm.reporting.sections import capital, score_chart
+from cramlm.reporting.sections import Data, capital, score_chart
 
 _SPLITS = ("test", "dev")
 
 
-@dataclass(frozen=True, slots=True)
-class SignTest:
-    """Numbers of rows that only one of two models predicts correctly, and the p of a two-sided sign test."""
-
-    only_this: int
-    only_first: int
-    p: float
-
-
-@dataclass(frozen=True, slots=True)
-class RunScores:
-    """own: scores of the run's model by split. recommended: by the verdict of the run. against: the first run."""
-
-    name: str
-    own: Json
-    recommended: str
-    against: SignTest | None
-
-
-@dataclass(frozen=True, slots=True)
-class ComparedScores:
-    """main, second: metrics. first: name of the run that the others are compared with on `split`."""
-
-    split: str
-    main: str
-    second: str
-    first: str
-    chart: Markup
-    rows: Sequence[RunScores]
-
-
-@dataclass(frozen=True, slots=True)
-class ScoresByLabel:
-    """Scores of each label on `split` by run. first: those of the first run."""
-
-    split: str
-    runs: Mapping[str, Json]
-    first: Json
-
-
-@dataclass(frozen=True, slots=True)
-class RunCost:
-    """Size, data and time of a run. parameters: None if it is not finished."""
-
-    parameters: int | None
-    passages: int
-    tokens: int
-    flops: float
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """runs: names. foreign: True if the runs use different task data. scores, labels: None if there is nothing to show.
-
-    settings: for every setting that differs its value in each run, None if a run does not have it.
-    """
-
-    runs: Sequence[str]
-    foreign: bool
-    unfinished: Sequence[str]
-    scores: ComparedScores | None
-    labels: ScoresByLabel | None
-    costs: Mapping[str, RunCost]
-    settings: Mapping[str, Sequence[str | None]]
-
-
-def compare_runs(paths: Sequence[Path]) -> Comparison:
+def compare_runs(paths: Sequence[Path]) -> Data:
     """Read the runs at `paths` and compare them with the first one.
+
+    foreign: True if the runs use different task data. scores, labels: None if there is nothing to show. settings: for every setting that
+    differs its value in each run, None if a run does not have it.
 
     Raises:
         ArtifactError: if a folder is not a run, is damaged, or was written by another version. UsageError: if the kinds of task differ.
@@ -95,15 +28,15 @@ def compare_runs(paths: Sequence[Path]) -> Comparison:
     runs = dict(zip(_names(paths), map(read_run, paths), strict=True))
     scored = {name: run for name, run in runs.items() if run.own_scores}
     tasks = [task_used(run.stages) for run in runs.values()]
-    return Comparison(
-        runs=list(runs),
-        foreign=any(first[split] != other[split] for first in tasks for other in tasks for split in first.keys() & other.keys()),
-        unfinished=[name for name in runs if name not in scored],
-        scores=_scores(scored) if scored else None,
-        labels=_labels(scored),
-        costs={name: _cost(run) for name, run in runs.items()},
-        settings=_settings(runs),
-    )
+    return {
+        "runs": list(runs),
+        "foreign": any(first[split] != other[split] for first in tasks for other in tasks for split in first.keys() & other.keys()),
+        "unfinished": [name for name in runs if name not in scored],
+        "scores": _scores(scored) if scored else None,
+        "labels": _labels(scored),
+        "costs": {name: _cost(run) for name, run in runs.items()},
+        "settings": _settings(runs),
+    }
 
 
 def sign_test(one: int, other: int) -> float:
@@ -132,20 +65,24 @@ def _split_of(runs: Mapping[str, RunRecord]) -> str:
     return next((split for split in _SPLITS if all(split in run.own_scores for run in runs.values())), "dev")
 
 
-def _scores(runs: Mapping[str, RunRecord]) -> ComparedScores:
+def _scores(runs: Mapping[str, RunRecord]) -> Data:
+    """own: scores of a run's model by split. recommended: by the verdict of the run. against: the first run on `split`."""
     split, kind = _split_of(runs), _kind_of(runs)
     main, second = main_metric(kind), KINDS[kind].table_metrics[0]
     estimates = [_estimate(name, run.own_scores[split], main, emphasised=True) for name, run in runs.items()]
     estimates += [_estimate(name, scores, main, emphasised=False) for name, scores in _linear_models(runs, split).items()]
     first_name, first = next(iter(runs.items()))
-    return ComparedScores(
-        split=split,
-        main=main,
-        second=second,
-        first=first_name,
-        chart=score_chart(f"{capital(METRIC_NAMES[main])} on {split}, with 95 % intervals", main, estimates),
-        rows=[RunScores(name, run.own_scores, _recommended(run), _against(run, first, split)) for name, run in runs.items()],
-    )
+    return {
+        "split": split,
+        "main": main,
+        "second": second,
+        "first": first_name,
+        "chart": score_chart(f"{capital(METRIC_NAMES[main])} on {split}, with 95 % intervals", main, estimates),
+        "rows": [
+            {"name": name, "own": run.own_scores, "recommended": _recommended(run), "against": _against(run, first, split)}
+            for name, run in runs.items()
+        ],
+    }
 
 
 def _recommended(run: RunRecord) -> str:
@@ -171,34 +108,37 @@ def _linear_models(runs: Mapping[str, RunRecord], split: str) -> dict[str, Json]
     return scores
 
 
-def _against(run: RunRecord, first: RunRecord, split: str) -> SignTest | None:
-    """Return None for the first run itself, another task, and a regression."""
+def _against(run: RunRecord, first: RunRecord, split: str) -> Data | None:
+    """Return the numbers of rows that only one of both models predicts correctly, and the p of a sign test; None for the first run itself,
+    another task, and a regression.
+    """
     if run is first or task_used(run.stages) != task_used(first.stages) or run.config.task.kind == "regression":
         return None
     correct = [[line["predicted"] == line["label"] for line in each.predictions[split]] for each in (run, first)]
     only_this = sum(a and not b for a, b in zip(*correct, strict=True))
     only_first = sum(b and not a for a, b in zip(*correct, strict=True))
-    return SignTest(only_this, only_first, sign_test(only_this, only_first))
+    return {"only_this": only_this, "only_first": only_first, "p": sign_test(only_this, only_first)}
 
 
-def _labels(runs: Mapping[str, RunRecord]) -> ScoresByLabel | None:
+def _labels(runs: Mapping[str, RunRecord]) -> Data | None:
+    """Return the scores of each label by run. first: those of the first run."""
     if len(runs) < 2 or _kind_of(runs) == "regression":
         return None
     if len({tuple(run.scores["labels"]) for run in runs.values() if run.scores is not None}) > 1:
         return None
     split = _split_of(runs)
     per_class = {name: run.own_scores[split]["per_class"] for name, run in runs.items()}
-    return ScoresByLabel(split, per_class, next(iter(per_class.values())))
+    return {"split": split, "runs": per_class, "first": next(iter(per_class.values()))}
 
 
-def _cost(run: RunRecord) -> RunCost:
-    return RunCost(
-        parameters=(run.provenance or {}).get("parameters"),
-        passages=0 if run.selection is None else run.selection["documents"]["selected"],
-        tokens=sum(report["tokens"] for report in run.phases.values()),
-        flops=sum(report["executed_flops"] for report in run.phases.values()),
-        seconds=sum(run.seconds.values()),
-    )
+def _cost(run: RunRecord) -> Data:
+    return {
+        "parameters": (run.provenance or {}).get("parameters"),
+        "passages": 0 if run.selection is None else run.selection["documents"]["selected"],
+        "tokens": sum(report["tokens"] for report in run.phases.values()),
+        "flops": sum(report["executed_flops"] for report in run.phases.values()),
+        "seconds": sum(run.seconds.values()),
+    }
 
 
 def _settings(runs: Mapping[str, RunRecord]) -> dict[str, Sequence[str | None]]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path, PurePath
-from typing import Any, Literal, assert_never
+from typing import Any, Literal, TypeAlias, assert_never
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,7 @@ from cramlm.config.run import CorpusConfig, parse_budget
 from cramlm.data.corpus import Corpus, build_corpus
 from cramlm.data.labels import RULES
 from cramlm.data.task import text_key
-from cramlm.data.validation import RepetitionCounts, count_repetitions
+from cramlm.data.validation import count_repetitions
 from cramlm.evaluation.combination import ENCODER
 from cramlm.evaluation.confidence import FEWEST_TEXTS, Confidence, CoverageCurve
 from cramlm.evaluation.kinds import KINDS, METRIC_NAMES, format_metric, is_percent, main_metric
@@ -37,6 +37,9 @@ from cramlm.retrieval.bm25.index import Bm25Index, build_index
 from cramlm.retrieval.selection import read_selection
 from cramlm.storage.arrays import evenly
 from cramlm.text.words import count_words
+
+Data: TypeAlias = dict[str, Any]
+"""Values for a template by name; a template that reads a missing one raises UndefinedError."""
 
 _BEFORE_PHASES = (  # stages in the order of the pipeline
     *("task", "baseline", "plan", "corpus", "index", "selection", "tokenizer"),
@@ -76,194 +79,6 @@ class Section:
     id: str
     heading: str
     data: Any
-
-
-@dataclass(frozen=True, slots=True)
-class Scores:
-    """Dev and test scores. main: metric of the plots. metrics: metrics of the test columns. choice: metric of the cross-fitted scores."""
-
-    main: str
-    metrics: tuple[str, ...]
-    choice: str
-    charts: Sequence[Markup]
-
-
-@dataclass(frozen=True, slots=True)
-class SettingsAndCost:
-    """The main settings as text, and the stages. stages: names in the order of the pipeline. budget: None if there was none."""
-
-    retriever: str
-    model: str
-    machine: str
-    budget: str | None
-    stages: Sequence[str]
-    warnings: Sequence[str]
-
-
-@dataclass(frozen=True, slots=True)
-class LabelCount:
-    """Number of texts with a label in each split. share: of the training texts."""
-
-    label: str
-    counts: Mapping[str, int]
-    share: float
-
-
-@dataclass(frozen=True, slots=True)
-class LabelledData:
-    """labels: None for a regression. numbers: plot and summary, for a regression. lengths: five percentiles of words for each split."""
-
-    splits: Mapping[str, int]
-    labels: Sequence[LabelCount] | None
-    numbers: tuple[Markup, str] | None
-    length_chart: Markup
-    lengths: Mapping[str, Sequence[float]]
-    repetitions: RepetitionCounts
-    in_train: Mapping[str, tuple[int, int]]
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """A source of passages. ratio: its share of the selection divided by its share of the corpus."""
-
-    name: str
-    count: int
-    share: float
-    words: int
-    corpus_share: float
-    ratio: float
-
-
-@dataclass(frozen=True, slots=True)
-class Word:
-    """A word that is more frequent in the selection than in random text. odds: odds ratio."""
-
-    word: str
-    z: float
-    odds: float
-    selection: int
-    random: int
-
-
-@dataclass(frozen=True, slots=True)
-class PassageCard:
-    """A retrieved passage. query: the training or unlabelled text that retrieved it. terms: words that both share."""
-
-    passage: Json
-    query: str | None
-    terms: Sequence[str]
-
-
-@dataclass(frozen=True, slots=True)
-class Retrieved:
-    """The selection. rank_chart: None if all ranks are equal. ranks, scores: a sentence."""
-
-    sources: Sequence[Source]
-    more_sources: int
-    rank_chart: Markup | None
-    ranks: str | None
-    score_chart: Markup
-    scores: str
-    words: Sequence[Word]
-    cards: Sequence[PassageCard]
-
-
-@dataclass(frozen=True, slots=True)
-class PhaseCurves:
-    """Losses and dev scores of a phase. has_steps: False if the log has none. only_score: the dev score if there is just one."""
-
-    stage: str
-    has_steps: bool
-    charts: Sequence[Markup]
-    report: Json | None
-    best_score: str | None
-    only_score: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Calibration:
-    """A reliability diagram and its description."""
-
-    chart: Markup
-    words: str
-
-
-@dataclass(frozen=True, slots=True)
-class Mistake:
-    """A text, or pair of texts, with a wrong prediction. in_train: the label of the same text in train."""
-
-    line: Json
-    texts: tuple[str, ...]
-    predicted: str
-    confidence: float
-    true_probability: float
-    in_train: str | None
-    near: Sequence[NearPassage]
-
-    @property
-    def terms(self) -> set[str]:
-        """The words that the text shares with its nearest passages."""
-        return {term for near in self.near for term in near.terms}
-
-
-@dataclass(frozen=True, slots=True)
-class Errors:
-    """Error analysis on `split`.
-
-    matrix: confusion matrix, rows are the true labels; None with too many labels. pairs: (true, predicted, texts), the most frequent
-    confusions. wrong: number of mistakes. mistakes: those with the highest confidence; None if the texts are missing.
-    """
-
-    split: str
-    others: Mapping[str, Json]
-    labels: Sequence[str]
-    matrix: Sequence[Sequence[int]] | None
-    pairs: Sequence[tuple[str, str, int]]
-    calibration: Calibration | None
-    wrong: int
-    mistakes: Sequence[Mistake] | None
-    cards: int = _MAX_CARDS
-
-
-@dataclass(frozen=True, slots=True)
-class WantedAccuracy:
-    """A threshold of the confidence. threshold: None if no threshold reaches the accuracy on dev. dev, test: (texts with a label, right
-    labels); (0, 0) without such texts.
-    """
-
-    accuracy: float
-    threshold: float | None
-    dev: tuple[int, int]
-    test: tuple[int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class CoverageOfModel:
-    """Accuracy over coverage of one model. texts: number of dev and test texts."""
-
-    model: str
-    chart: Markup
-    rows: Sequence[WantedAccuracy]
-    texts: tuple[int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class InputFile:
-    """A file that the run read. sha256: its first 16 digits."""
-
-    name: str
-    content: str
-    rows: int
-    sha256: str
-
-
-@dataclass(frozen=True, slots=True)
-class Provenance:
-    """Input files, the command that repeats the run, and the number of threads."""
-
-    files: Sequence[InputFile]
-    command: str
-    threads: str
 
 
 def sections_of(run: RunRecord, neighbours: Neighbours | None) -> list[Section]:
@@ -309,14 +124,15 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def _scores(run: RunRecord) -> Scores:
+def _scores(run: RunRecord) -> Data:
+    """main: metric of the plots. metrics: of the test columns. choice: of the cross-fitted scores."""
     split = "test" if "test" in run.own_scores else "dev"
     kind = run.config.task.kind
     main = main_metric(kind)
     charts = [_score_chart(run, split, main, f"{capital(METRIC_NAMES[main])} on {split}, with 95 % intervals")]
     if leak_free := run.own_scores.get("test_leak_free"):
         charts.append(_score_chart(run, "test_leak_free", main, f"The same on the {leak_free['rows']:,} test rows not in train"))
-    return Scores(main, KINDS[kind].table_metrics, run.config.metric, charts)
+    return {"main": main, "metrics": KINDS[kind].table_metrics, "choice": run.config.metric, "charts": charts}
 
 
 def _score_chart(run: RunRecord, split: str, metric: str, title: str) -> Markup:
@@ -329,20 +145,20 @@ def _score_chart(run: RunRecord, split: str, metric: str, title: str) -> Markup:
     return score_chart(title, metric, rows)
 
 
-def _settings(run: RunRecord) -> SettingsAndCost:
+def _settings(run: RunRecord) -> Data:
     fixed = (*_BEFORE_PHASES, *_AFTER_PHASES)
     order = (*_BEFORE_PHASES, *(name for name in run.seconds if name not in fixed), *_AFTER_PHASES)
     warnings = dict.fromkeys(str(event.get("message", "")) for event in run.events if event["kind"] == "warning")
     budget = run.config.budget
     seconds = None if budget is None else parse_budget(budget).seconds
-    return SettingsAndCost(
-        retriever=_retriever(run),
-        model=_model(run),
-        machine=_machine(run),
-        budget=budget if seconds is None else duration(seconds),
-        stages=[name for name in order if name in run.seconds],
-        warnings=list(warnings)[:30],
-    )
+    return {
+        "retriever": _retriever(run),
+        "model": _model(run),
+        "machine": _machine(run),
+        "budget": budget if seconds is None else duration(seconds),
+        "stages": [name for name in order if name in run.seconds],
+        "warnings": list(warnings)[:30],
+    }
 
 
 def _retriever(run: RunRecord) -> str:
@@ -384,31 +200,35 @@ def _threads(run: RunRecord) -> str:
     return str((run.provenance or {}).get("threads") or run.config.threads or "all")
 
 
-def _labelled_data(task: Task) -> LabelledData:
+def _labelled_data(task: Task) -> Data:
+    """labels: None for a regression, numbers for others. lengths: five percentiles of words for each split."""
     repetitions = count_repetitions(task)
     splits = {name: examples for name, examples in (("train", task.train), ("dev", task.dev), ("test", task.test)) if examples}
     words = {name: [count_words(example.whole_text) for example in examples] for name, examples in splits.items()}
-    return LabelledData(
-        splits={name: len(examples) for name, examples in splits.items()},
-        labels=None if task.kind == "regression" else _labels(task, splits),
-        numbers=_numbers(task) if task.kind == "regression" else None,
-        length_chart=_length_chart(words["train"]),
-        lengths={name: np.percentile(words[name], (0, 10, 50, 90, 100)).round().tolist() for name in splits},
-        repetitions=repetitions,
-        in_train={
-            name: counts for name, counts in (("dev", repetitions.dev_in_train), ("test", repetitions.test_in_train)) if name in splits
-        },
-    )
+    in_train = {"dev": repetitions.dev_in_train, "test": repetitions.test_in_train}
+    return {
+        "splits": {name: len(examples) for name, examples in splits.items()},
+        "labels": None if task.kind == "regression" else _labels(task, splits),
+        "numbers": _numbers(task) if task.kind == "regression" else None,
+        "length_chart": _length_chart(words["train"]),
+        "lengths": {name: np.percentile(words[name], (0, 10, 50, 90, 100)).round().tolist() for name in splits},
+        "repetitions": repetitions,
+        "in_train": {name: counts for name, counts in in_train.items() if name in splits},
+    }
 
 
-def _labels(task: Task, splits: Mapping[str, Sequence[Example]]) -> list[LabelCount]:
-    """Return the labels by decreasing number of training texts."""
+def _labels(task: Task, splits: Mapping[str, Sequence[Example]]) -> list[Data]:
+    """Return the labels by decreasing number of training texts, of which each has a share."""
     names_of = RULES[task.kind].names
     counts = {split: Counter(name for each in examples for name in names_of(str(each.label))) for split, examples in splits.items()}
     names = [*task.labels, *sorted({label for each in counts.values() for label in each} - set(task.labels))]
     names.sort(key=lambda name: -counts["train"][name])
     return [
-        LabelCount(name, {split: counts[split][name] for split in splits}, counts["train"][name] / len(task.train))
+        {
+            "label": name,
+            "counts": {split: counts[split][name] for split in splits},
+            "share": counts["train"][name] / len(task.train),
+        }
         for name in names[:_MAX_ROWS]
     ]
 
@@ -434,7 +254,8 @@ def _length_chart(words: Sequence[int]) -> Markup:
     )
 
 
-def _retrieved(run: RunRecord, report: Json, neighbours: Neighbours | None) -> Retrieved:
+def _retrieved(run: RunRecord, report: Json, neighbours: Neighbours | None) -> Data:
+    """rank_chart: None if all ranks are equal. odds: odds ratio of a word in the selection and in random text."""
     kept = read_selection(run.path / "selection")
     rank, score = kept.rank.astype(np.float64), kept.score.astype(np.float64)
     has_queries = report["queries"]["texts"] > 0
@@ -444,28 +265,27 @@ def _retrieved(run: RunRecord, report: Json, neighbours: Neighbours | None) -> R
     shows_ranks = has_queries and len(np.unique(rank)) > 1
     axis = "best rank over all queries, 1 = first"
     sources = list(_sources(report))
-    return Retrieved(
-        sources=sources,
-        more_sources=len(report["sources"]) - len(sources) + report.get("other_sources", {}).get("sources", 0),
-        rank_chart=_histogram("Best rank of each passage", ranks, rank + 1, axis, whole=True) if shows_ranks else None,
-        ranks=ranks if has_queries else None,
-        score_chart=_histogram(
+    return {
+        "sources": sources,
+        "more_sources": len(report["sources"]) - len(sources) + report.get("other_sources", {}).get("sources", 0),
+        "rank_chart": _histogram("Best rank of each passage", ranks, rank + 1, axis, whole=True) if shows_ranks else None,
+        "ranks": ranks if has_queries else None,
+        "score_chart": _histogram(
             "Score of each passage", scores, score, "score for the query with the best rank" if has_queries else "score"
         ),
-        scores=scores,
-        words=[
-            Word(row["word"], row["z"], math.exp(min(row["log_odds"], 20)), row["selection"], row["random"])
-            for row in report.get("over_represented", ())
-        ],
-        cards=list(_passages(run, neighbours)),
-    )
+        "scores": scores,
+        "words": [{**row, "odds": math.exp(min(row["log_odds"], 20))} for row in report.get("over_represented", ())],
+        "cards": list(_passages(run, neighbours)),
+    }
 
 
-def _sources(report: Json) -> Iterator[Source]:
+def _sources(report: Json) -> Iterator[Data]:
+    """ratio: the source's share of the selection divided by its share of the corpus."""
     total, corpus = report["documents"]["selected"], report["corpus_documents"]
     for source, count in list(report["sources"].items())[:_MAX_ROWS]:
         share, corpus_share = count / total, report["corpus_sources"][source] / corpus
-        yield Source(source, count, share, report["source_words"][source], corpus_share, share / corpus_share)
+        shares = {"share": share, "corpus_share": corpus_share, "ratio": share / corpus_share}
+        yield {"name": source, "count": count, "words": report["source_words"][source], **shares}
 
 
 def _histogram(title: str, description: str, values: npt.NDArray[np.float64], x_name: str, *, whole: bool = False) -> Markup:
@@ -483,8 +303,8 @@ def _round(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 10 or value == int(value) else f"{value:.2g}"
 
 
-def _passages(run: RunRecord, neighbours: Neighbours | None) -> Iterator[PassageCard]:
-    """Yield passages evenly spaced over the ranks."""
+def _passages(run: RunRecord, neighbours: Neighbours | None) -> Iterator[Data]:
+    """Yield passages evenly spaced over the ranks, the text that retrieved each, and the words that both share."""
     if not run.passages:
         return
     queries = run.task.queries if run.task is not None else ()
@@ -493,15 +313,16 @@ def _passages(run: RunRecord, neighbours: Neighbours | None) -> Iterator[Passage
         number = int(passage["query"])
         query = queries[number] if 0 <= number < len(queries) else None
         terms = neighbours.shared(query, row) if neighbours is not None and query is not None else ()
-        yield PassageCard(passage, query, terms)
+        yield {"passage": passage, "query": query, "terms": terms}
 
 
-def _learning(run: RunRecord) -> list[PhaseCurves]:
+def _learning(run: RunRecord) -> list[Data]:
     stages = dict.fromkeys(str(event["stage"]) for event in run.events if event["kind"] == "step") | dict.fromkeys(run.phases)
     return [_curves(run, stage) for stage in stages]
 
 
-def _curves(run: RunRecord, stage: str) -> PhaseCurves:
+def _curves(run: RunRecord, stage: str) -> Data:
+    """has_steps: False if the log has none. only_score: the dev score if there is just one."""
     steps, evaluations = run.events_of(stage, "step"), run.events_of(stage, "evaluation")
     charts = [
         *(_loss_chart(title, (f"{text}_external", f"{text}_task"), steps) for text, title in _LOSS_CHARTS.items()),
@@ -510,14 +331,14 @@ def _curves(run: RunRecord, stage: str) -> PhaseCurves:
     ]
     shown = partial(format_metric, run.config.metric)
     report = run.phases.get(stage)
-    return PhaseCurves(
-        stage=stage,
-        has_steps=bool(steps),
-        charts=[chart for chart in charts if chart is not None],
-        report=report,
-        best_score=None if report is None or report["best_step"] is None else shown(report["best_score"]),
-        only_score=shown(evaluations[0]["scores"][run.config.metric]) if len(evaluations) == 1 else None,
-    )
+    return {
+        "stage": stage,
+        "has_steps": bool(steps),
+        "charts": [chart for chart in charts if chart is not None],
+        "report": report,
+        "best_score": None if report is None or report["best_step"] is None else shown(report["best_score"]),
+        "only_score": shown(evaluations[0]["scores"][run.config.metric]) if len(evaluations) == 1 else None,
+    }
 
 
 def _loss_chart(title: str, names: Sequence[str], steps: Sequence[Json]) -> Markup | None:
@@ -546,23 +367,25 @@ def _dev_chart(metric: str, evaluations: Sequence[Json]) -> Markup | None:
     return line_chart(title, description, [line], x_name="step", y_format=lambda value: format_metric(metric, value, places=0))
 
 
-def _errors(run: RunRecord, split: str, neighbours: Neighbours | None) -> Errors:
+def _errors(run: RunRecord, split: str, neighbours: Neighbours | None) -> Data:
+    """others: scores by label of the other models. matrix: confusion matrix, rows are the true labels; None with too many labels."""
     others = {name: entry[split]["per_class"] for name, entry in run.others.items() if "per_class" in entry.get(split, {})}
     if run.config.task.kind != "classification":
-        return Errors(split, others, (), None, (), None, 0, None)
+        return {"split": split, "others": others, "calibration": None}
     own = run.own_scores[split]
     labels, counts = list(own["per_class"]), own["confusion"]
     wrong = [line for line in run.predictions[split] if line["predicted"] != line["label"]]
-    return Errors(
-        split=split,
-        others=others,
-        labels=labels,
-        matrix=counts if len(labels) <= _MAX_LABELS else None,
-        pairs=_confused_pairs(labels, counts),
-        calibration=_calibration(run.predictions[split], own.get("calibration_error")),
-        wrong=len(wrong),
-        mistakes=_mistakes(run, wrong, neighbours),
-    )
+    return {
+        "split": split,
+        "others": others,
+        "labels": labels,
+        "matrix": counts if len(labels) <= _MAX_LABELS else None,
+        "pairs": _confused_pairs(labels, counts),
+        "calibration": _calibration(run.predictions[split], own.get("calibration_error")),
+        "wrong": len(wrong),
+        "mistakes": _mistakes(run, wrong, neighbours),
+        "cards": _MAX_CARDS,
+    }
 
 
 def _confused_pairs(labels: Sequence[str], counts: Sequence[Sequence[int]]) -> list[tuple[str, str, int]]:
@@ -576,7 +399,7 @@ def _confused_pairs(labels: Sequence[str], counts: Sequence[Sequence[int]]) -> l
     return sorted(pairs, key=lambda pair: (-pair[2], pair[0], pair[1]))[:_MAX_PAIRS]
 
 
-def _calibration(predictions: Sequence[Json], error: float | None) -> Calibration:
+def _calibration(predictions: Sequence[Json], error: float | None) -> Data:
     bins: list[list[tuple[float, bool]]] = [[] for _ in range(_CONFIDENCE_BINS)]
     for line in predictions:
         confidence = line["probabilities"][line["predicted"]]
@@ -593,11 +416,14 @@ def _calibration(predictions: Sequence[Json], error: float | None) -> Calibratio
     words = f"Mean confidence {100 * confidence:.0f} %, accuracy {100 * accuracy:.0f} %: {verdict}"
     words += "" if error is None else f" Expected calibration error {100 * error:.1f} points (15 bins)."
     rows = " ".join(f"Confidence {100 * c:.0f} %: accuracy {100 * a:.0f} % ({rows} texts)." for c, a, rows in points)
-    return Calibration(reliability_chart("Calibration", f"{words} {rows}", points), words)
+    return {"chart": reliability_chart("Calibration", f"{words} {rows}", points), "words": words}
 
 
-def _mistakes(run: RunRecord, wrong: Sequence[Json], neighbours: Neighbours | None) -> list[Mistake] | None:
-    """Return mistakes by decreasing confidence, the first `_MAX_CARDS` with their nearest passages; None without the task."""
+def _mistakes(run: RunRecord, wrong: Sequence[Json], neighbours: Neighbours | None) -> list[Data] | None:
+    """Return mistakes by decreasing confidence, the first `_MAX_CARDS` with their nearest passages; None without the task.
+
+    in_train: the label of the same text in train. terms: the words that the text shares with its nearest passages.
+    """
     examples = run.examples()
     if run.task is None or not examples:
         return None
@@ -607,22 +433,29 @@ def _mistakes(run: RunRecord, wrong: Sequence[Json], neighbours: Neighbours | No
     queries = [example.whole_text for example in wrong_examples[:_MAX_CARDS]]
     near = [] if neighbours is None else neighbours.nearest(queries, top_k=3)
     in_train = {text_key(example): str(example.label) for example in run.task.train}
-    return [
-        Mistake(
-            line=line,
-            texts=(example.text,) if example.text_pair is None else (example.text, example.text_pair),
-            predicted=line["predicted"],
-            confidence=line["probabilities"][line["predicted"]],
-            true_probability=line["probabilities"].get(line["label"], 0.0),
-            in_train=in_train.get(text_key(example)),
-            near=near[number] if number < len(near) else (),
+    mistakes = []
+    for number, (line, example) in enumerate(zip(shown, wrong_examples, strict=True)):
+        passages = near[number] if number < len(near) else []
+        mistakes.append(
+            {
+                "line": line,
+                "texts": (example.text,) if example.text_pair is None else (example.text, example.text_pair),
+                "predicted": line["predicted"],
+                "confidence": line["probabilities"][line["predicted"]],
+                "true_probability": line["probabilities"].get(line["label"], 0.0),
+                "in_train": in_train.get(text_key(example)),
+                "near": passages,
+                "terms": {term for passage in passages for term in passage.terms},
+            }
         )
-        for number, (line, example) in enumerate(zip(shown, wrong_examples, strict=True))
-    ]
+    return mistakes
 
 
-def _confidence(run: RunRecord) -> CoverageOfModel | None:
-    """Return the curve of the model that predicts by default; None before the evaluation, and unless each text has one label."""
+def _confidence(run: RunRecord) -> Data | None:
+    """Return the curve of the model that predicts by default; None before the evaluation, and unless each text has one label.
+
+    texts: number of dev and test texts.
+    """
     if run.confidence is None:
         return None
     own = ENCODER if run.config.model == "encoder" else run.config.model
@@ -632,16 +465,16 @@ def _confidence(run: RunRecord) -> CoverageOfModel | None:
     rows = [_wanted_accuracy(confidence, accuracy) for accuracy in _WANTED_ACCURACIES]
     lines = [Line("dev", _points(dev), "one"), *([] if test is None else [Line("test", _points(test), "two")])]
     reached = "; ".join(
-        f"{100 * row.accuracy:.0f} % for {100 * row.dev[0] / int(dev.texts[-1]):.0f} % of the texts"
+        f"{100 * row['accuracy']:.0f} % for {100 * row['dev'][0] / int(dev.texts[-1]):.0f} % of the texts"
         for row in rows
-        if row.threshold is not None
+        if row["threshold"] is not None
     )
     description = f"Share of right labels over the share of texts with a label, most confident first. On dev: {reached or 'none reached'}."
     chart = line_chart(
         "Accuracy over coverage", description, lines, x_name="coverage in %", y_format=lambda value: f"{round(value, 2):g} %"
     )
     counts = int(dev.texts[-1]), 0 if test is None else int(test.texts[-1])
-    return CoverageOfModel(run.config.name if name == ENCODER else name, chart, rows, counts)
+    return {"model": run.config.name if name == ENCODER else name, "chart": chart, "rows": rows, "texts": counts}
 
 
 def _points(curve: CoverageCurve) -> list[tuple[float, float]]:
@@ -650,30 +483,34 @@ def _points(curve: CoverageCurve) -> list[tuple[float, float]]:
     return list(zip((100 * curve.coverage[enough]).tolist(), (100 * curve.accuracy[enough]).tolist(), strict=True))
 
 
-def _wanted_accuracy(confidence: Confidence, accuracy: float) -> WantedAccuracy:
+def _wanted_accuracy(confidence: Confidence, accuracy: float) -> Data:
+    """threshold: None if none reaches the accuracy on dev. dev, test: (texts with a label, right labels); (0, 0) without such texts."""
     index = confidence.dev.at_accuracy(accuracy)
     if index is None:
-        return WantedAccuracy(accuracy, None, (0, 0), (0, 0))
+        return {"accuracy": accuracy, "threshold": None, "dev": (0, 0), "test": (0, 0)}
     threshold = float(confidence.dev.thresholds[index])
     test = (0, 0) if confidence.test is None else confidence.test.at_threshold(threshold)
-    return WantedAccuracy(accuracy, threshold, (int(confidence.dev.texts[index]), int(confidence.dev.right[index])), test)
+    dev = int(confidence.dev.texts[index]), int(confidence.dev.right[index])
+    return {"accuracy": accuracy, "threshold": threshold, "dev": dev, "test": test}
 
 
-def _provenance(run: RunRecord) -> Provenance:
+def _provenance(run: RunRecord) -> Data:
     command = f"cramlm fit --config {shlex.quote(str(run.path / 'run.toml'))} --out {shlex.quote(str(run.path) + '-again')}"
-    return Provenance(list(_files(run)), command, _threads(run))
+    return {"files": list(_files(run)), "command": command, "threads": _threads(run)}
 
 
-def _files(run: RunRecord) -> Iterator[InputFile]:
+def _files(run: RunRecord) -> Iterator[Data]:
+    """Yield the files that the run read, with the first 16 digits of their SHA-256."""
     provenance = run.provenance or {}
     task = provenance.get("task", {})
     hashes = task.get("fingerprint", {})
     for split in ("train", "dev", "test"):
         path = getattr(run.config.task, split)
         if path is not None and task:
-            yield InputFile(PurePath(path).name, f"{split}: texts and labels", task[split], hashes.get(split, "")[:16])
+            content, digest = f"{split}: texts and labels", hashes.get(split, "")[:16]
+            yield {"name": PurePath(path).name, "content": content, "rows": task[split], "sha256": digest}
     for file in (provenance.get("corpus") or {}).get("files", [])[:_MAX_ROWS]:
-        yield InputFile(PurePath(file["name"]).name, "raw text", file["rows_used"], file["sha256"][:16])
+        yield {"name": PurePath(file["name"]).name, "content": "raw text", "rows": file["rows_used"], "sha256": file["sha256"][:16]}
 
 
 @dataclass(frozen=True, slots=True)
