@@ -131,8 +131,10 @@ def test_terms_with_equal_hash_keys_are_distinguished(tmp_path: Path) -> None:
     index = index_texts(["elephantine", "rhinoceroses"], tmp_path)
     ((_, whole),) = index.segments
     keys = np.full(2, whole.term_keys[list(whole.term_ids).index(0)], np.uint64)  # both words under the first one's key
-    for ids in ([0, 1], [1, 0]):
-        colliding = replace(whole, term_keys=keys, term_ids=np.array(ids, np.int32))
+    for ids in (np.array([0, 1], np.int32), np.array([1, 0], np.int32)):
+        for array in (keys, ids):
+            array.flags.writeable = False  # as those of a segment: their kernel is compiled for such arrays
+        colliding = replace(whole, term_keys=keys, term_ids=ids)
         vocabulary = Vocabulary()
         vocabulary.tokenize(np.frombuffer(b"elephantine", np.uint8), np.array([0, 11]))
         number = int(colliding.find_terms(vocabulary)[0])

@@ -28,6 +28,7 @@ from cramlm.data.decontamination import HeldOut
 from cramlm.errors import DataError
 from cramlm.records import Emit, Event, Example, FloatArray, Int32Array, IntArray
 from cramlm.retrieval.duplicates import NearDuplicates
+from cramlm.storage.arrays import read_only
 from cramlm.text import kernels
 from cramlm.text.words import word_sizes
 
@@ -201,7 +202,7 @@ def estimate_tokens(text: npt.NDArray[np.uint8], offsets: IntArray) -> npt.NDArr
     Exact multiples of 1/4, so that sums do not depend on their order.
     """
     characters, spaceless = np.empty(len(offsets) - 1, np.int64), np.empty(len(offsets) - 1, np.int64)
-    kernels.count_characters(text, offsets, word_sizes(), characters, spaceless)
+    kernels.count_characters(read_only(text), offsets, word_sizes(), characters, spaceless)
     return np.asarray((characters - spaceless) / CHARACTERS_PER_TOKEN + spaceless)
 
 

@@ -28,6 +28,13 @@ def offsets_of(sizes: npt.NDArray[Any]) -> IntArray:
     return offsets
 
 
+def read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return a view that cannot be written. A kernel is compiled once if all its calls pass such arrays, or none."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
 def joined(texts: Sequence[bytes]) -> tuple[npt.NDArray[np.uint8], IntArray]:
     """Return texts one after the other, uint8 (bytes,), and their offsets, int64 (n + 1,)."""
     return np.frombuffer(b"".join(texts), np.uint8), offsets_of(np.fromiter(map(len, texts), np.int64, len(texts)))

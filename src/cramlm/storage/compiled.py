@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from numba import njit
-from numba.core import config
+from numba.core import config, types
 from numba.core.caching import FunctionCache
 from numba.core.runtime.nrt import rtsys
 
@@ -38,9 +38,17 @@ def jit(function: Callable[..., Any], *, fastmath: set[str] | bool = False, inli
         kernel: Any = njit(boundscheck=False, error_model="numpy", fastmath=fastmath, **options)(function)
         if folder is not None and not inline:
             kernel._cache = cache_of(function)
+        if not inline:
+            kernel.get_call_template = functools.partial(_call_template, kernel.get_call_template)
         return kernel
     finally:
         settings.CACHE_DIR = before
+
+
+def _call_template(template: Callable[..., Any], arguments: Any, keywords: Any) -> Any:
+    """Compile a call in another kernel for the types of its arguments: numba would compile another function for a constant argument."""
+    plain: Any = types.unliteral
+    return template([plain(kind) for kind in arguments], {name: plain(kind) for name, kind in keywords.items()})
 
 
 class _Cache(FunctionCache):

@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from cramlm.storage.arrays import read_only
 from cramlm.storage.tables import stored
 from cramlm.text import characters
 from cramlm.text.characters import (
@@ -133,13 +134,13 @@ class _Replacements:
         """As `hash_block`."""
         from cramlm.text import kernels
 
-        fold = np.frombuffer(_ASCII_TO_WORDS, np.uint8)
+        text, fold = read_only(text), np.frombuffer(_ASCII_TO_WORDS, np.uint8)
         ends = np.zeros(len(offsets), np.int64)
         hashes = np.empty(len(text) // 2 + len(offsets) + 1024, np.uint64)
         sizes = np.full(len(hashes), QUARTERS, np.uint8)
         done = 0
         while True:
-            replacements = (fold, self._entry, self._words, self._offsets, self._longest)
+            replacements = (fold, self._entry, read_only(self._words), self._offsets, self._longest)
             done, reason = kernels.hash_replaced_words(text, offsets, done, *replacements, word_sizes(), hashes, sizes, ends)
             if reason == kernels.DONE:
                 return WordHashes(hashes[: ends[-1]], sizes[: ends[-1]], ends)

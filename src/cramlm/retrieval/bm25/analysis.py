@@ -21,7 +21,7 @@ from cramlm.errors import EnvironmentFault, UsageError, brief
 from cramlm.records import Int32Array, IntArray
 from cramlm.retrieval.bm25 import analysis_kernels as kernels
 from cramlm.retrieval.bm25.terms import ANALYZER, PAIRS, kind_of, split_terms
-from cramlm.storage.arrays import joined, offsets_of
+from cramlm.storage.arrays import joined, offsets_of, read_only
 from cramlm.storage.artifacts import hash_json
 from cramlm.storage.tables import stored
 from cramlm.text import characters
@@ -176,7 +176,7 @@ class Vocabulary:
         return self._tokens[: starts[-1]].copy(), starts
 
     def _split(self, text: ByteArray, offsets: IntArray) -> tuple[Int32Array, IntArray]:
-        documents = len(offsets) - 1
+        text, documents = read_only(text), len(offsets) - 1
         starts = np.zeros(documents + 1, np.int64)
         table = _no_table() if kernels.is_ascii(text) else character_table()
         self._state[1] = 0
@@ -203,7 +203,7 @@ class Vocabulary:
         codes, expansions = table
         document, reason = kernels.tokenize(
             text, offsets, first, last, normalised, codes, expansions, _FOLD,
-            self._keys, self._ids, self._bytes, self._offsets, self._state, self._tokens, starts, self._scratch,
+            self._keys, self._ids, self._bytes, self._offsets, self._state, self._tokens, starts, self._scratch, read_only(self._scratch),
         )  # fmt: skip
         if reason == kernels.SCRATCH_FULL:
             needed = kernels.CANONICAL_GROWTH * int(offsets[document + 1] - offsets[document]) + 64

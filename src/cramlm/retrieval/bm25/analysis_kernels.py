@@ -41,9 +41,13 @@ def is_ascii(text):
 
 @jit
 def tokenize(
-    text, offsets, first, last, normalised, codes, expansions, fold, keys, ids, term_bytes, term_offsets, state, tokens, starts, scratch
-):
-    """Write the term numbers of documents `first` to `last` to `tokens`, their ends to `starts`; return (first document left, reason)."""
+    text, offsets, first, last, normalised, codes, expansions, fold,
+    keys, ids, term_bytes, term_offsets, state, tokens, starts, scratch, canonical,
+):  # fmt: skip
+    """Write the term numbers of documents `first` to `last` to `tokens`, their ends to `starts`; return (first document left, reason).
+
+    canonical: a read-only view of `scratch`.
+    """
     for document in range(first, last):
         start, end = offsets[document], offsets[document + 1]
         seen = np.uint8(0)
@@ -57,7 +61,7 @@ def tokenize(
             written = _canonicalise(text, start, end, normalised, codes, expansions, fold, scratch)
             if written < 0:
                 return document, NEEDS_NORMALISING
-            reason = _tokenize_bytes(scratch, 0, written, fold, keys, ids, term_bytes, term_offsets, state, tokens)
+            reason = _tokenize_bytes(canonical, 0, written, fold, keys, ids, term_bytes, term_offsets, state, tokens)
         if reason != DONE:
             return document, reason
         starts[document + 1] = state[1]

@@ -95,7 +95,7 @@ def invert(row_offsets, row_term, row_frequency, terms, counts, postings, dictio
     for i in range(len(terms)):
         count = counts[terms[i]]
         size = _write_number(dictionary, size, terms[i] - before)
-        size = _write_number(dictionary, size, count)
+        size = _write_number(dictionary, size, np.int64(count))
         before = terms[i]
         counts[terms[i]] = position
         position += count
@@ -419,7 +419,7 @@ def weigh_block(block, blocks, number, weight, norm, row_of_term, shift, buffers
             if highest >> 12 == MANY:
                 for j in range(np.uint64(count)):
                     if postings[first + j] >> 12 == MANY:
-                        tf = np.float64(large_frequency(first + j, blocks.large_positions, blocks.large_frequencies))
+                        tf = np.float64(large_frequency(np.int64(first + j), blocks.large_positions, blocks.large_frequencies))
                         impacts[size + j] = np.uint32(unit * (tf / (tf + norm[slots[size + j]])) + 0.5)
             row = row_of_term[i]
             if row >= 0:
