@@ -188,7 +188,7 @@ def test_check_exits_with_3_if_there_is_a_problem_else_0(tmp_path: Path) -> None
     result = cramlm("check", train, "--json")
     events = json.loads(result.stdout)
     assert (result.returncode, events["problems"]) == (3, 1)
-    assert events["files"][0]["labels"] == describe(read_labelled(train, RowFormat())).labels
+    assert events["files"][0]["labels"] == describe(read_labelled(train, RowFormat()))["labels"]
     clean = write_labelled(tmp_path / "clean.jsonl", [(f"{topic} number {row}", topic) for topic in ("sea", "hill") for row in range(6)])
     shown = cramlm("check", clean)
     assert (shown.returncode, shown.stderr) == (0, "")

@@ -112,7 +112,7 @@ def check(
 
             suspicious = find_suspicious_rows(model, train, emit=emit)
             findings += [row.finding for row in suspicious]
-    statistics = [describe(file).as_dict() for file in (train, *held_out)]
+    statistics = [describe(file) for file in (train, *held_out)]
     problems = sum(finding.severity == "problem" for finding in findings)
     if as_json:
         rows = [{"location": each.location, "severity": each.severity, "rule": each.rule, "message": each.message} for each in findings]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -66,24 +66,6 @@ class LabelledFile:
             yield from ((example, name) for name in RULES[self.kind].names(str(example.label)))
 
 
-@dataclass(frozen=True, slots=True)
-class FileStatistics:
-    """Statistics of a file. labels: rows per label, most frequent first, empty for numbers. words: 5th, 50th, 95th and 100th percentile.
-    scripts: shares of the letters. numbers: minimum, median and maximum.
-    """
-
-    name: str
-    rows: int
-    labels: dict[str, int]
-    words: tuple[int, int, int, int]
-    scripts: dict[str, float]
-    numbers: tuple[float, ...] = ()
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return JSON data."""
-        return asdict(self)
-
-
 def read_labelled(path: str, row_format: RowFormat) -> LabelledFile:
     """Read a file; bad rows go to `rejected`.
 
@@ -106,17 +88,27 @@ def files_of_task(task: Task) -> tuple[LabelledFile, list[LabelledFile]]:
     return LabelledFile("train", task.train, kind=task.kind), held_out
 
 
-def describe(file: LabelledFile) -> FileStatistics:
-    """Count rows, labels, words and scripts of a file."""
+def describe(file: LabelledFile) -> dict[str, Any]:
+    """Return the statistics of a file as JSON data.
+
+    labels: rows per label, most frequent first, empty for numbers. words: 5th, 50th, 95th and 100th percentile. scripts: shares of the
+    letters. numbers: minimum, median and maximum.
+    """
     lengths = [count_words(example.whole_text) for example in file.examples]
     quantiles = [int(value) for value in np.percentile(lengths, (5, 50, 95, 100), method="lower")]
     scripts = count_scripts(example.whole_text for example in file.examples)
     letters = max(1, scripts.total())
-    labels = dict(Counter(name for _, name in file.names()).most_common())
     values = [float(str(example.label)) for example in file.examples] if file.kind == "regression" else []
     numbers = tuple(float(value) for value in np.percentile(values, (0, 50, 100))) if values else ()
     shares = {name: count / letters for name, count in scripts.most_common() if count / letters >= 0.001}
-    return FileStatistics(file.name, len(file.examples), labels, (quantiles[0], quantiles[1], quantiles[2], quantiles[3]), shares, numbers)
+    return {
+        "name": file.name,
+        "rows": len(file.examples),
+        "labels": dict(Counter(name for _, name in file.names()).most_common()),
+        "words": quantiles,
+        "scripts": shares,
+        "numbers": numbers,
+    }
 
 
 def check_files(train: LabelledFile, held_out: Sequence[LabelledFile]) -> Iterator[Finding]:

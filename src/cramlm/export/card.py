@@ -63,21 +63,6 @@ class Part:
     description: str
 
 
-@dataclass(frozen=True, slots=True)
-class Scores:
-    """Tables of scores as text, this model first. per_class: of this model on `split`. linear_models: (name, features, fit)."""
-
-    percent: bool
-    header: Sequence[str]
-    rows: Sequence[tuple[str, Sequence[str]]]
-    linear_models: Sequence[tuple[str, str, Mapping[str, Any]]]
-    compared: bool
-    combined: bool
-    verdict: str
-    split: str
-    per_class: Sequence[Sequence[str]]
-
-
 def model_card(
     facts: Mapping[str, Any], *, repository: str | None = None, license_id: str | None = None, language: str | None = None
 ) -> str:
@@ -295,7 +280,8 @@ def _phase_rows(facts: Mapping[str, Any]) -> list[list[str]]:
     ]
 
 
-def _scores(facts: Mapping[str, Any]) -> Scores | None:
+def _scores(facts: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Tables of scores as text, this model first. per_class: of this model on `split`. linear_models: (name, features, fit)."""
     models = (facts.get("scores") or {}).get("models") or {}
     if not models:
         return None
@@ -320,20 +306,20 @@ def _scores(facts: Mapping[str, Any]) -> Scores | None:
         ("static", "TF-IDF and averaged word vectors of the corpus"),
     )
     split, measured = _measured(facts)
-    return Scores(
-        percent=is_percent(main),
-        header=header,
-        rows=rows,
-        linear_models=[(name, what, fit) for name, what in features if (fit := models.get(name, {}).get("fit"))],
-        compared=bool(comparison),
-        combined=COMBINED in models,
-        verdict=facts["scores"].get("verdict") or "",
-        split=split,
-        per_class=[
+    return {
+        "percent": is_percent(main),
+        "header": header,
+        "rows": rows,
+        "linear_models": [(name, what, fit) for name, what in features if (fit := models.get(name, {}).get("fit"))],
+        "compared": bool(comparison),
+        "combined": COMBINED in models,
+        "verdict": facts["scores"].get("verdict") or "",
+        "split": split,
+        "per_class": [
             [label, *(f"{100 * row[field]:.1f}" for field in ("precision", "recall", "f1")), f"{row['support']:,}"]
             for label, row in list((measured.get("per_class") or {}).items())[:_MOST_ROWS]
         ],
-    )
+    }
 
 
 def _figure(scores: Mapping[str, Any] | None, field: str) -> str:
