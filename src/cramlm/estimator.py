@@ -163,11 +163,7 @@ class CramEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn i
         self._open()
 
     def _model(self) -> AnyPredictor:
-        """Return the fitted model.
-
-        Raises:
-            NotFittedError: before `fit`.
-        """
+        """Return the fitted model. Raises NotFittedError before `fit`."""
         check_is_fitted(self, "run_")
         return self._predictor or self._open()
 
@@ -535,11 +531,7 @@ def _target_type(values: Any) -> TargetType:
 
 
 def _dense(values: Any) -> npt.NDArray[Any]:
-    """Return an indicator matrix as an array (n, classes).
-
-    Raises:
-        InvalidInput: if a sparse matrix holds other values than 0 and 1.
-    """
+    """Return an indicator matrix as an array (n, classes). Raises InvalidInput if a sparse matrix holds other values than 0 and 1."""
     matrix: npt.NDArray[Any] = values.toarray() if scipy.sparse.issparse(values) else np.asarray(values)
     if not np.isin(matrix, (0, 1)).all():
         raise InvalidInput("y is a sparse matrix with other values than 0 and 1; expected 1 for each label of a text")
@@ -616,11 +608,7 @@ def _names(classes: npt.NDArray[Any]) -> list[str]:
 
 
 def _overrides(settings: Mapping[str, Any] | None) -> list[str]:
-    """Return settings in the form of `--set`; scalars and lists of JSON are valid TOML.
-
-    Raises:
-        UsageError: if a value is none of JSON.
-    """
+    """Return settings in the form of `--set`; scalars and lists of JSON are valid TOML. Raises UsageError if a value is none of JSON."""
     values = {}
     for key, value in (settings or {}).items():
         try:

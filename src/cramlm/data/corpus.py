@@ -274,11 +274,7 @@ def verify_corpora(path: Path) -> None:
 
 
 def _open_parts(path: Path, table: Sequence[dict[str, Any]]) -> tuple[Part, ...]:
-    """Open the parts of a corpus.
-
-    Raises:
-        ArtifactError: a part is missing, damaged, or not the one that the corpus was built from.
-    """
+    """Open the parts of a corpus. Raises ArtifactError if a part is missing, damaged, or not the one that the corpus was built from."""
     allow_open_parts(len(table))
     dropped = read_array(path / "dropped.npy")
     parts: list[Part] = []

@@ -173,7 +173,6 @@ class Verdict:
     text: str
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
         return {"recommended": self.recommended, "clear": self.clear, "cross_fitted": dict(self.scores), "text": self.text}
 
 

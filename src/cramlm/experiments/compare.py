@@ -66,7 +66,6 @@ class Experiment:
         return markdown(self.rows, self.pairs, self.totals, self.failed)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
         return {
             "grid": self.grid.as_dict(),
             "rows": [asdict(row) for row in self.rows],

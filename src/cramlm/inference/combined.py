@@ -134,16 +134,13 @@ class CombinedPredictor(BasePredictor):
         return KINDS[self.kind].outputs(logits), lengths
 
     def whole_lengths(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> IntArray:
-        """Those of the encoder."""
         return self.encoder.whole_lengths(texts, pairs)
 
     def embeddings(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> FloatArray:
-        """Those of the encoder."""
         return self.encoder.embeddings(texts, pairs)
 
     @property
     def tokenizer_json(self) -> str:
-        """The text of the encoder's tokenizer.json."""
         return self.encoder.tokenizer_json
 
     def word_spans(self, text: str, pair: str | None = None) -> WordSpans:

@@ -56,7 +56,6 @@ class Suspicion(ABC):
         """The label and the probabilities that contradict it."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON."""
         return asdict(self)
 
     @property

@@ -114,7 +114,6 @@ class OnnxPredictor(EncoderPredictor):
 
     @property
     def tokenizer_json(self) -> str:
-        """Content of tokenizer.json."""
         return str(self._tokenizer.to_str())
 
     def logits(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> FloatArray:

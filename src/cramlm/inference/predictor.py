@@ -153,7 +153,6 @@ class Predictor(EncoderPredictor):
 
     @property
     def tokenizer_json(self) -> str:
-        """Content of tokenizer.json."""
         return self._loaded.tokenizer.content
 
     def score(self, examples: Sequence[Example]) -> AnyScores:

@@ -61,7 +61,6 @@ class Candidate(Generic[AnySetting]):
     score: float
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
         return {"variant": self.variant, **self.setting.as_dict(), "tau": self.tau, "score": self.score}
 
 
