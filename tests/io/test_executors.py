@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cramlm.errors import DataError, EnvironmentFault
-from cramlm.io.executors import run_tasks
+from cramlm.io.executors import Processes
 from cramlm.records import Emit, Event
 
 
@@ -47,7 +47,7 @@ def silent(number: int, event: Event) -> None:
 def test_results_are_in_order_and_events_have_the_number_of_their_task(workers: int) -> None:
     tasks = [{"do": "square", "value": value, "sleep": 0.05 * (value == 0)} for value in range(8)]
     seen: list[tuple[int, Event]] = []
-    assert run_tasks(WORK, tasks, workers=workers, on_event=lambda number, event: seen.append((number, event))) == [n**2 for n in range(8)]
+    assert Processes(workers).map(WORK, tasks, on_event=lambda number, event: seen.append((number, event))) == [n**2 for n in range(8)]
     assert sorted(number for number, _ in seen) == list(range(8))
     assert all(event.message == str(tasks[number]) for number, event in seen)
     assert (os.getpid() in {event.data["pid"] for _, event in seen}) == (workers == 1)
@@ -62,7 +62,7 @@ def test_the_error_of_the_first_failed_task_is_raised(workers: int, tmp_path: Pa
         *({"do": "mark", "value": str(tmp_path / f"{n}"), "sleep": 0.1} for n in range(30)),
     ]
     with pytest.raises(DataError, match=r"^row 1 is bad$"):
-        run_tasks(WORK, tasks, workers=workers, on_event=silent)
+        Processes(workers).map(WORK, tasks, on_event=silent)
     assert len(list(tmp_path.iterdir())) < 30  # what comes after it is not begun, or stopped
 
 
@@ -77,14 +77,14 @@ def test_an_internal_error_has_its_traceback_and_a_killed_worker_is_an_environme
     do: str, error: type[Exception], message: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(error, match=message):
-        run_tasks(WORK, [{"do": "print"}, {"do": do}], workers=2, on_event=silent)
+        Processes(2).map(WORK, [{"do": "print"}, {"do": do}], on_event=silent)
     assert capfd.readouterr().out == ""  # output of workers is kept out of stdout
 
 
 def test_a_worker_may_be_killed_after_another_task_has_failed() -> None:
     later = [{"do": "square", "value": 1, "sleep": 86_400}] * 30
     with pytest.raises(EnvironmentFault, match=r"ended by signal 9"):  # and no error in a thread of the pool, which pytest would report
-        run_tasks(WORK, [{"do": "die", "sleep": 0.5}, {"do": "refuse", "value": 2}, *later], workers=2, on_event=silent)
+        Processes(2).map(WORK, [{"do": "die", "sleep": 0.5}, {"do": "refuse", "value": 2}, *later], on_event=silent)
 
 
 def test_workers_end_if_the_caller_fails() -> None:
@@ -95,7 +95,7 @@ def test_workers_end_if_the_caller_fails() -> None:
         raise ValueError
 
     with pytest.raises(ValueError):  # noqa: PT011 - the one above
-        run_tasks(WORK, [{"do": "square", "value": 1, "sleep": 86_400}] * 2, workers=2, on_event=refuse)
+        Processes(2).map(WORK, [{"do": "square", "value": 1, "sleep": 86_400}] * 2, on_event=refuse)
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
@@ -104,9 +104,9 @@ def test_workers_end_if_the_caller_fails() -> None:
 SCRIPT = """
 import sys
 from test_executors import WORK
-from cramlm.io.executors import run_tasks
+from cramlm.io.executors import Processes
 tasks = [{"do": "square", "value": 1, "sleep": 86_400}] * 2
-run_tasks(WORK, tasks, workers=2, on_event=lambda number, event: print(event.data["pid"], flush=True))
+Processes(2).map(WORK, tasks, on_event=lambda number, event: print(event.data["pid"], flush=True))
 """
 
 

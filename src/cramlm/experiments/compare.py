@@ -35,7 +35,7 @@ from cramlm.experiments.results import (
     scores_plot,
     totals_of,
 )
-from cramlm.io.executors import run_tasks
+from cramlm.io.executors import Processes
 from cramlm.io.machine import available_cores
 from cramlm.pipeline.run_folder import RECORD, read_record
 from cramlm.records import Emit, Event, silent
@@ -193,7 +193,7 @@ def run_cells(
                 minutes = (time.monotonic() - began) / 60
                 emit(Event("note", "experiment", f"{waiting[number].name}: {event.message} ({minutes:.1f} minutes since the start)"))
 
-        for cell, failure in zip(waiting, run_tasks(_RUN, tasks, workers=jobs, on_event=report), strict=True):
+        for cell, failure in zip(waiting, Processes(jobs).map(_RUN, tasks, on_event=report), strict=True):
             finish(cell, failure)
     return finished(), failed
 

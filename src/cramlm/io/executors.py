@@ -64,12 +64,35 @@ class Executor(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Processes:
-    """Run tasks in processes of this machine (`run_tasks`)."""
+    """Run tasks in `workers` processes of this machine; with 1, in this process. Raises the error of the first failed task in order."""
 
     workers: int = 1
 
     def map(self, function: str, tasks: Sequence[Any], *, on_event: OnEvent) -> list[Any]:
-        return run_tasks(function, tasks, workers=self.workers, on_event=on_event)
+        if self.workers < 2 or len(tasks) < 2:
+            call = import_function(function)
+            return [call(task, partial(on_event, number)) for number, task in enumerate(tasks)]
+        context = multiprocessing.get_context("spawn")
+        events = context.SimpleQueue()
+        pool = ProcessPoolExecutor(min(self.workers, len(tasks)), context, initializer=_begin, initargs=(events,))
+        processes: dict[int, BaseProcess] = {}
+
+        def submit(number: int) -> Future[_Result]:
+            with _starting_workers():
+                future = pool.submit(_work, function, number, tasks[number])
+            processes.update(pool._processes)  # public only as terminate_workers, from Python 3.14 on
+            return future
+
+        try:
+            return _results(submit, len(tasks), 2 * self.workers, events, on_event)
+        except BrokenProcessPool as error:
+            pool.shutdown()
+            raise _killed(list(processes.values())) from error
+        except BaseException:
+            _end(list(processes.values()))
+            raise
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,42 +180,6 @@ class SummedProgress:
             self._emit(Event("progress", self._stage, event.message, done=done, total=self._total, unit=self._unit))
         elif event.kind in ("warning", "note"):
             self._emit(event)
-
-
-def run_tasks(function: str, tasks: Sequence[Any], *, workers: int, on_event: OnEvent) -> list[Any]:
-    """Return the results of `function(task, emit)` for every task, in order.
-
-    function: "package.module:name". Tasks and results are plain JSON. workers: processes; with 1, tasks run in this process.
-    on_event: called with the number of a task and its event, in this process and thread.
-
-    Raises:
-        CramError: the error of the first failed task in order; errors of later tasks are ignored.
-        EnvironmentFault: if a worker was killed.
-    """
-    if workers < 2 or len(tasks) < 2:
-        call = import_function(function)
-        return [call(task, partial(on_event, number)) for number, task in enumerate(tasks)]
-    context = multiprocessing.get_context("spawn")
-    events = context.SimpleQueue()
-    pool = ProcessPoolExecutor(min(workers, len(tasks)), context, initializer=_begin, initargs=(events,))
-    processes: dict[int, BaseProcess] = {}
-
-    def submit(number: int) -> Future[_Result]:
-        with _starting_workers():
-            future = pool.submit(_work, function, number, tasks[number])
-        processes.update(pool._processes)  # public only as terminate_workers, from Python 3.14 on
-        return future
-
-    try:
-        return _results(submit, len(tasks), 2 * workers, events, on_event)
-    except BrokenProcessPool as error:
-        pool.shutdown()
-        raise _killed(list(processes.values())) from error
-    except BaseException:
-        _end(list(processes.values()))
-        raise
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 def _results(submit: Callable[[int], Future[_Result]], count: int, window: int, events: Any, on_event: OnEvent) -> list[Any]:

@@ -274,14 +274,8 @@ async def _result_or_disconnect(request: Request, result: asyncio.Future[ModelOu
 
 async def _refuse(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    match error.status_code:
-        case 404:
-            reason = "no such path; see /openapi.json"
-        case 405:
-            reason = "wrong method for this path; see /openapi.json"
-        case _:
-            reason = error.detail
-    return error_response(error.status_code, reason, error.headers)
+    reasons = {404: "no such path; see /openapi.json", 405: "wrong method for this path; see /openapi.json"}
+    return error_response(error.status_code, reasons.get(error.status_code, error.detail), error.headers)
 
 
 async def _refuse_fields(request: Request, error: Exception) -> Response:
@@ -365,11 +359,13 @@ def _check_texts(texts: Sequence[str], pairs: Sequence[str | None], limits: Limi
         raise HTTPException(422, f"{len(texts)} texts but {len(pairs)} pairs; give one for each text (null where there is none)")
     for name, values in (("text", texts), ("pair", pairs)):
         for number, value in enumerate(values, start=1):
-            if value is not None and len(value) > limits.characters:
+            if value is None:
+                continue
+            if len(value) > limits.characters:
                 raise HTTPException(413, f"{name} {number}: has {len(value)} characters, at most {limits.characters} allowed; shorten it")
-            if value is not None and "\0" in value:
+            if "\0" in value:
                 raise HTTPException(422, f"{name} {number}: contains U+0000; remove it")
-            if value is not None and not _is_whole(value):
+            if not _is_whole(value):
                 raise HTTPException(422, f"{name} {number}: contains a lone surrogate; remove it")
 
 
