@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final
 
 import numpy as np
 
@@ -37,21 +37,17 @@ LISTING: Final = "index.json"
 SUMS: Final = ("documents", "postings", "tokens")
 BM25: Final = Scoring()
 
-Status: TypeAlias = Literal["answered", "empty", "failed"]
-
 
 @dataclass(frozen=True, slots=True)
 class Bm25Hits:
     """Hits of a batch of queries. Those of query q are position[offsets[q]:offsets[q + 1]], by (score descending, position ascending).
 
-    offsets: int64 (queries + 1,). position: int64, position in the corpus. score: float32, > 0. status: "empty" if no term of the query is
-    in the index.
+    offsets: int64 (queries + 1,). position: int64, position in the corpus. score: float32, > 0.
     """
 
     offsets: IntArray
     position: IntArray
     score: FloatArray
-    status: list[Status]
 
 
 class Bm25Index:
@@ -122,8 +118,7 @@ class Bm25Index:
             scores.append(score)
         owner = queries.owner  # -1 (no term in the index) selects the last count, which is 0
         order = spread(offsets_of(counts)[:-1][owner], counts[owner])
-        status: list[Status] = ["empty" if number < 0 else "answered" for number in owner.tolist()]
-        return Bm25Hits(offsets_of(counts[owner]), np.concatenate(positions)[order], np.concatenate(scores)[order], status)
+        return Bm25Hits(offsets_of(counts[owner]), np.concatenate(positions)[order], np.concatenate(scores)[order])
 
     def search_distinct(
         self, queries: Queries, *, limit: int, scoring: Scoring = BM25, threads: int = 1, emit: Emit = silent
