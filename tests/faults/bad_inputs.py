@@ -19,9 +19,10 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
-from crashes import command
 from figures import Figure, measured
-from workloads import World, finish, results, start
+from workloads import World, results
+
+from commands import cramlm
 
 ROWS = [{"text": f"wave ship harbour number {number}", "label": "sea" if number % 2 else "hill"} for number in range(20)]
 BAD_LINE = 9  # the line with the bad row in the files below
@@ -275,8 +276,8 @@ def bad_inputs(figure: Figure, world: World, scratch: Path, *, most: int | None 
 def _one(figure: Figure, case: Case, name: str, world: World, folder: Path) -> None:
     (folder / "data").mkdir(parents=True)
     path = make_file(case, folder / "data")
-    code = finish(start(command(arguments(name, path, world, folder), folder)))
-    errors = (folder / "stderr").read_text(errors="replace")
+    done = cramlm(*arguments(name, path, world, folder))
+    code, errors = done.returncode, done.stderr
     last = (errors.strip().splitlines() or [""])[-1]
     where = f"row {case.row}, {case.what}, {name} {case.file}"
     figure.check(code == case.code, f"{where}: exit {code} instead of {case.code}: {last[:300]}")
@@ -287,8 +288,8 @@ def _one(figure: Figure, case: Case, name: str, world: World, folder: Path) -> N
     left = [published for published in results(folder) if Path(published).parent.name != "parts" and published != "run/baseline"]
     figure.check(not left and not (folder / "answers.jsonl").exists(), f"{where}: published {left}")
     if case.skippable and name == CORPUS:
-        code = finish(start(command([*arguments(name, path, world, folder), "--on-bad-row", "skip"], folder)))
-        errors = (folder / "stderr").read_text(errors="replace")
+        done = cramlm(*arguments(name, path, world, folder), "--on-bad-row", "skip")
+        code, errors = done.returncode, done.stderr
         figure.check(code == 0 and f"1 of {len(ROWS)} rows rejected, first line {BAD_LINE}" in errors, f"{where}, skipped: {errors[-300:]}")
         counts = [json.loads(path.read_bytes())["files"][0] for path in folder.glob("index/parts/*/statistics.json")]
         rows = [(count["rows_read"], count["rows_used"], count["rows_rejected"]) for count in counts]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 import shutil
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from figures import Figure, measured
 from syscalls import KILL, Call, supervise
-from workloads import States, Workload, World, check_states, finish, results, start
+from workloads import States, Workload, World, check_states, finish, results, scratch, start
 
 from cramlm.cli import app as cli
 
@@ -99,24 +100,29 @@ def random_kills(figure: Figure, world: World, scratch: Path, *, times: int) -> 
     _signals(figure, signal.SIGKILL, world, scratch, times)
 
 
+def fit(world: World, folder: Path) -> Callable[[], int]:
+    """Return a function for a child that runs `cramlm fit` into `folder`, with an empty store."""
+    return command(["fit", "--config", world.folder / "run.toml", "--out", folder / "run", "--store", folder / "store"], folder)
+
+
+@functools.lru_cache(maxsize=1)
+def _undisturbed(world: World) -> tuple[dict[str, str], float]:
+    """The results of `fit` and its seconds."""
+    with scratch() as folder:
+        began = time.monotonic()
+        assert finish(start(fit(world, folder))) == 0, (folder / "stderr").read_text()
+        return results(folder), time.monotonic() - began
+
+
 def _signals(figure: Figure, number: signal.Signals, world: World, scratch: Path, times: int, seed: int = 5) -> None:
     generator = random.Random(seed)
-    arguments = ["fit", "--config", world.folder / "run.toml"]
-
-    def fit(folder: Path) -> Callable[[], int]:
-        return command([*arguments, "--out", folder / "run", "--store", folder / "store"], folder)
-
-    whole = scratch / "undisturbed"
-    whole.mkdir()
-    began = time.monotonic()
-    assert finish(start(fit(whole))) == 0, (whole / "stderr").read_text()
-    duration = time.monotonic() - began
-    end, slowest, late = results(whole), 0.0, 0
+    end, duration = _undisturbed(world)
+    slowest, late = 0.0, 0
     while figure.trials < times:
         folder = scratch / "trial"
         folder.mkdir()
         for _ in range(2):
-            pid = start(fit(folder))
+            pid = start(fit(world, folder))
             time.sleep(generator.uniform(0.0, 0.9) * duration)
             os.kill(pid, number)
             sent = time.monotonic()
@@ -136,7 +142,7 @@ def _signals(figure: Figure, number: signal.Signals, world: World, scratch: Path
             else:
                 figure.check(code == 75, f"{where}: exit {code}")
                 figure.check(lines and lines[-1].startswith("cramlm: error: "), f"{where}: last line {lines[-1:]}")
-        figure.check(finish(start(fit(folder))) == 0, f"trial {figure.trials}: the next run fails")
+        figure.check(finish(start(fit(world, folder))) == 0, f"trial {figure.trials}: the next run fails")
         figure.check(results(folder) == end, f"trial {figure.trials}: the end differs from the undisturbed one")
         shutil.rmtree(folder)
     figure.check_time(slowest < 30, f"{slowest:.1f} s until one stopped")

@@ -16,6 +16,7 @@ import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -43,16 +44,16 @@ class Attack:
     codes: tuple[int, ...] = (5,)
 
 
-def attacks() -> Iterator[Attack]:
+def attacks(alike: int | None) -> Iterator[Attack]:
+    """Yield all attacks, or only so many of those that differ by a name alone."""
     predict = ("predict", "{target}", "{texts}", "--out", "{out}/answers.jsonl")
-    for name in PICKLES:
+    for name in PICKLES[:alike]:
         yield Attack(name, "export", predict, lambda folder, mark, name=name: (folder / name).write_bytes(pickle.dumps(Marker(mark))))
     yield Attack(
         "objects.npy", "export", predict, lambda folder, mark: np.save(folder / "x.npy", np.array([Marker(mark)]), allow_pickle=True)
     )
-    for file in ("config.json", "tokenizer_config.json"):
-        for key in ("auto_map", "trust_remote_code", "custom_code"):
-            yield Attack(f"{key} in {file}", "export", predict, _with_code(file, key))
+    for file, key in list(product(("tokenizer_config.json", "config.json"), ("auto_map", "trust_remote_code", "custom_code")))[:alike]:
+        yield Attack(f"{key} in {file}", "export", predict, _with_code(file, key))
     yield Attack("a header of 2^62 bytes", "export", predict, _huge_header)
     yield Attack("overlapping tensors", "export", predict, _overlap)
     yield Attack("config nested 100,000 deep", "export", predict, _text("config.json", "[" * 100_000 + "]" * 100_000))
@@ -65,15 +66,15 @@ def attacks() -> Iterator[Attack]:
     yield Attack("an object array in an index", "catalog", search, _objects("segments/*/postings.npy"))
     yield Attack("an object array in a corpus", "catalog", search, _objects("corpora/*/source.npy"))
     yield Attack("hostile text in a run", "run", ("report", "{target}", "--out", "{out}/page.html"), _hostile_text, (0, 5))
-    for name in ("a.zip", "a.jsonl", "a.tar", "a.csv", "a.tar.gz"):
+    for name in ("a.jsonl", "a.tar", "a.zip", "a.csv", "a.tar.gz")[:alike]:
         index = ("index", "{out}/" + name, "--out", "{out}/index")
         yield Attack(f"an archive with ../ named {name}", "export", index, _archive(name), (3,))
 
 
 @measured("R11", "hostile folders and archives: nothing executed, nothing written elsewhere, refused with one line")
-def hostile(figure: Figure, world: World, scratch: Path) -> None:
-    """For model folders, indexes, runs and archives; tests/serving has hostile requests."""
-    for attack in attacks():
+def hostile(figure: Figure, world: World, scratch: Path, *, alike: int | None = None) -> None:
+    """For model folders, indexes, runs and archives; tests/serving has hostile requests. alike: as in `attacks`."""
+    for attack in attacks(alike):
         with figure.trial(scratch) as folder:
             target, out = folder / attack.target, folder / "out"
             out.mkdir(parents=True)

@@ -51,7 +51,7 @@ FIGURES: dict[str, tuple[MakeFigure, list[pytest.MarkDecorator]]] = {
         [watched, pytest.mark.slow],
     ),
     "R2 a failed call on a file exits with 4 and leaves no partial result": (
-        lambda world, scratch: io_errors.failures(world, scratch, workloads=("index", "select", "finish"), most=4),
+        lambda world, scratch: io_errors.failures(world, scratch, workloads=("index", "select"), most=4),
         [watched],
     ),
     "R2 an export folder that cannot be listed is a disk error": (
@@ -73,16 +73,19 @@ FIGURES: dict[str, tuple[MakeFigure, list[pytest.MarkDecorator]]] = {
         [pytest.mark.slow],
     ),
     "R7 64 clients with a fifth of invalid requests get correct predictions or one line": (
-        lambda world, scratch: server_load.clients(world, scratch, seconds=1),
+        lambda world, scratch: server_load.clients(world, scratch, seconds=0.3),
         [],
     ),
     "R8 a run stopped by SIGTERM at any moment continues": (lambda world, scratch: crashes.stops(world, scratch, times=1), []),
     "R8 a server stopped while loading or later exits with 0": (lambda world, scratch: server_load.stops(world, scratch, times=2), []),
     "R9 of two index builders one builds at whatever moment the other starts": (
-        lambda world, scratch: crashes.races(world, scratch, times=3),
+        lambda world, scratch: crashes.races(world, scratch, times=2),
         [watched],
     ),
-    "R11 hostile folders and archives execute nothing and write nowhere else": (hostile.hostile, [watched]),
+    "R11 hostile folders and archives execute nothing and write nowhere else": (
+        lambda world, scratch: hostile.hostile(world, scratch, alike=2),
+        [watched],
+    ),
 }
 
 

@@ -106,7 +106,7 @@ class Workload:
         figure.check(not (left := leftovers(folder)), f"{where}: left behind {left}")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class World:
     """Inputs and results of undisturbed commands, in `folder`: data/, run.toml, run/, store/, catalog/. They do not change."""
 
