@@ -119,12 +119,6 @@ def test_export_onnx_checks_on_the_stored_texts(moved: Path, tmp_path: Path) -> 
     assert json.loads(printed("evaluate", moved / "onnx", labelled(tmp_path), "--json"))["accuracy"] == 1.0
 
 
-def test_export_sentence_transformers_checks_on_the_stored_texts(moved: Path) -> None:
-    only_an_encoder(moved)
-    succeed("export", moved, "--format", "sentence-transformers")
-    assert (moved / "sentence-transformers/modules.json").is_file()
-
-
 def test_embed(moved: Path, tmp_path: Path) -> None:
     succeed("embed", moved, labelled(tmp_path), "--out", tmp_path / "vectors.npy", "--model-part", "static")
     assert len(np.load(tmp_path / "vectors.npy")) == 2
