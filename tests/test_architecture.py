@@ -47,13 +47,13 @@ def modules() -> dict[str, Path]:
 
 
 @functools.cache
-def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text("utf-8"))
+def nodes(path: Path) -> list[ast.Import | ast.ImportFrom | ast.Call]:
+    return [node for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.Import | ast.ImportFrom | ast.Call)]
 
 
 def imports(path: Path) -> Iterator[tuple[int, str]]:
     """(line, absolute name) of every import; `from a import b` gives a.b, so that importing a module from its folder names the module."""
-    for node in ast.walk(parsed(path)):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -105,7 +105,7 @@ def test_nothing_unpickles_or_runs_code_from_a_model_folder_and_only_artifacts_r
         for line, name in imports(path):
             if name.split(".")[0] in NEVER_IMPORTED or name in NEVER_CALLED:
                 wrong.append(f"{where}:{line}: imports {name}")
-        for node in ast.walk(parsed(path)):
+        for node in nodes(path):
             if not isinstance(node, ast.Call):
                 continue
             if (name := dotted(node.func)) in NEVER_CALLED or (name in REPLACING and path.name != "artifacts.py"):

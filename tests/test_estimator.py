@@ -16,7 +16,7 @@ import pytest
 from scipy.sparse import csr_matrix
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
-from sklearn.model_selection import GridSearchCV, cross_val_score, cross_validate
+from sklearn.model_selection import GridSearchCV, StratifiedShuffleSplit, cross_val_score, cross_validate
 from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import FunctionTransformer
 
@@ -215,7 +215,8 @@ def test_a_grid_search_sets_parameters_and_indexes_the_corpus_once(data: Data, t
     settings = {**WITH_CORPUS, "phases[0].steps": 4, "phases[1].steps": 4}
     classifier = tiny(corpus=data.corpus, settings=settings, store=tmp_path / "store")
     grid = [{"recipe": ["tlm"]}, {"recipe": ["labels-only"], "settings": [SHORT]}]  # labels-only ignores the corpus
-    search = GridSearchCV(classifier, grid, cv=2, refit=True, error_score="raise").fit(data.X, data.y)
+    halves = StratifiedShuffleSplit(1, test_size=0.5, random_state=0)
+    search = GridSearchCV(classifier, grid, cv=halves, refit=True, error_score="raise").fit(data.X, data.y)
     assert np.isfinite(search.cv_results_["mean_test_score"]).all()
     assert search.predict(data.X_test[:2]).shape == (2,)
     assert len(list((tmp_path / "store" / "indexes").glob("*/manifest.json"))) == 1
