@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn.utils.extmath import randomized_svd
 
-from cramlm.linear.cooccurrence import LARGEST, count_contexts, ppmi, singular_vectors, token_embeddings
+from cramlm.linear.cooccurrence import LARGEST, Contexts, count_contexts, ppmi, rare_rows, singular_vectors, token_embeddings
 from cramlm.model.tokenizer import Tokens
 
 
@@ -62,7 +62,7 @@ def test_ppmi_equals_that_of_counts_by_hand() -> None:
     expected = np.where(np.isfinite(expected), np.maximum(expected, 0), 0)
     seen = np.bincount([token for sequence in sequences for token in sequence], minlength=8)
     columns = np.argsort(-seen, kind="stable")[:3]
-    assert ppmi([texts_of(sequences)], seen, contexts=3, window=4) == pytest.approx(expected[:, columns], abs=1e-6)
+    assert ppmi([texts_of(sequences)], seen, contexts=3, window=4)[0] == pytest.approx(expected[:, columns], abs=1e-6)
 
 
 def test_contexts_end_at_a_sequence_and_the_grouping_of_sequences_does_not_matter() -> None:
@@ -93,5 +93,26 @@ def test_a_count_stays_at_the_largest_number_that_fits() -> None:
 @pytest.mark.parametrize(("shape", "rank"), [((60, 30), 8), ((30, 60), 8), ((20, 20), 20), ((7, 1), 1)])
 def test_singular_vectors_have_the_bits_of_scikit_learn(shape: tuple[int, int], rank: int) -> None:
     matrix = np.maximum(np.random.default_rng(3).standard_normal(shape), 0).astype(np.float32)
-    vectors, sizes, _ = randomized_svd(matrix, rank, n_iter=3, random_state=7)
-    assert np.array_equal(singular_vectors(matrix, rank, seed=7), vectors * np.sqrt(sizes))
+    vectors, sizes, right = randomized_svd(matrix, rank, n_iter=3, random_state=7)
+    found, projection = singular_vectors(matrix, rank, seed=7)
+    assert np.array_equal(found, vectors * np.sqrt(sizes))
+    assert projection == pytest.approx(right.T / np.sqrt(sizes), abs=1e-5)
+
+
+def test_the_projection_takes_rows_to_their_vectors_and_ignores_vanishing_singular_values() -> None:
+    rows = np.random.default_rng(4).standard_normal((9, 3)).astype(np.float32) @ np.eye(3, 20, dtype=np.float32)
+    found, projection = singular_vectors(rows, 6, seed=7)
+    assert rows @ projection == pytest.approx(found, abs=1e-4)
+
+
+def test_rare_rows_are_those_of_all_tokens_while_as_contexts_rare_tokens_are_one() -> None:
+    sampled = [token for sequence in sentences() for token in sequence]
+    texts = [texts_of([sampled[start : start + 50] for start in range(first, first + 400, 50)]) for first in (0, 400, 800)]
+    seen = np.bincount(np.concatenate([each.ids for each in texts]), minlength=40)
+    number = np.argsort(np.argsort(-seen, kind="stable"))  # by frequency, as the words of a corpus are numbered
+    texts = [Tokens(number[each.ids].astype(np.int32), each.offsets, each.source) for each in texts]
+    whole, contexts = ppmi(texts, np.sort(seen)[::-1], contexts=4, window=3)
+    frequent = Contexts(np.append(contexts.column[:6], -1), contexts.weights, contexts.shares)
+    rows = rare_rows([(each.ids, each.offsets) for each in texts], 6, 11, frequent)
+    assert rows.toarray() == pytest.approx(whole[6:11], abs=1e-6)
+    assert rows.nnz

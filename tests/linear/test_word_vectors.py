@@ -65,6 +65,19 @@ def test_rare_words_have_no_vector_and_frequent_ones_little_weight(vectors: Word
     assert weight["kayak"] > 10 * weight["the"]
 
 
+def test_words_too_rare_to_be_factorized_lie_near_words_with_the_same_contexts(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cooccurrence, "FACTORIZED_WORDS", 10)  # the, of, and the words of both topics
+    direction = (found := count_word_vectors(corpus)).directions.astype(np.float32)
+    place = {word: row for row, word in enumerate(found.words)}
+    assert set(found.words[10:]) == {"kayak", "summit"}
+    topics = ("boat", "wave", "harbour", "sail"), ("ridge", "rock", "glacier", "valley")
+    near, far = (direction[[place[word] for word in topic]] @ direction[place["kayak"]] for topic in topics)
+    assert near.min() > 0.3
+    assert far.max() < 0.1
+    monkeypatch.setattr(cooccurrence, "MIN_FOLDED_COUNT", 1 + 300 // 20)  # `kayak` occurs 15 times
+    assert count_word_vectors(corpus).words == found.words[:10]
+
+
 def test_texts_about_the_same_thing_are_close_whatever_frequent_and_unknown_words_they_hold(vectors: WordVectors) -> None:
     found = vectors.of(["a sail, a wave", "The boat, of the HARBOUR: unknown", "rock and glacier", "unknown", ""])
     assert found.dtype == np.float32

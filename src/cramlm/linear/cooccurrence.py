@@ -7,19 +7,23 @@ sampling factorize nearly the same matrix (Levy and Goldberg 2014). Settings are
 Tokens: a small encoder that trains on a few million tokens spends most of them on learning which words are similar; counts give that in
 seconds. The vocabulary head is tied to the embedding, so it starts from the same values.
 
-Words: a word that no labelled text shows lies near those that they do; the passages retrieved for one task are too few to place it. No
+Words: a word that no labelled text shows lies near those that they do; the passages retrieved for one task are too few to place it. The
+most frequent words are factorized; the row of a rarer one is multiplied by the projection that takes a row to its vector (folding-in;
+Berry, Dumais and O'Brien 1995), for a fraction of the time and memory. No
 label and no task decides anything here: passages that equal a dev or test text are counted like all others. `<store>/word-vectors/<key>/`
 holds the files of `WordVectors`. Settings of both, and what they are worth: docs/log.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+import scipy.sparse
 
 from cramlm.data.corpus import MAX_RESIDENT_BYTES, Corpus
 from cramlm.linear.word_vectors import FREQUENT, WordVectors, count_columns
@@ -35,6 +39,7 @@ LARGEST: Final = 2**31 - 1  # of int32; sums are taken in 64 bits
 SMOOTHING: Final = 0.75
 _ITERATIONS: Final = 3
 _OVERSAMPLES: Final = 10
+_SMALLEST_SIZE: Final = 1e-5  # of a singular value, as a share of the largest: below are rounding errors
 _ROWS: Final = 256  # rows of the PPMI matrix that are computed at a time
 TOKEN_WINDOW: Final = 4
 TOKEN_CONTEXTS: Final = 4096  # tokens that are counted as contexts, the most frequent; columns of the others are nearly empty
@@ -43,16 +48,19 @@ KIND: Final = "word-vectors"
 CODE_FORMAT: Final = 1  # increase when the same corpus gives other files
 WIDTH: Final = 256
 WORD_WINDOW: Final = 8
-MAX_WORDS: Final = 32_768
+FACTORIZED_WORDS: Final = 32_768  # the most frequent
+MAX_WORDS: Final = 131_072
 WORD_CONTEXTS: Final = 8192  # words that are counted as contexts, the most frequent
 MIN_COUNT: Final = 3
 """A rarer word has no vector."""
+MIN_FOLDED_COUNT: Final = 10
+"""Of words that are not factorized."""
 MAX_BYTES: Final = 600_000_000
 """Of a larger corpus, passages at equal distances are counted."""
 _SHARED_PASSAGES: Final = 20_000  # that the shared direction is taken from
 _BLOCK: Final = 20_000  # passages that are read at a time
 _FACTORIZING: Final = 1e-7  # seconds per element of the matrix, on one core: 27 s for all words and contexts
-_COUNTING: Final = 1.2e-8  # seconds per byte
+_COUNTING: Final = 2e-8  # seconds per byte
 _BYTES_PER_WORD: Final = 5.5  # of text, with what separates words
 _FACTORS: Final = 4 * 4 * WIDTH  # bytes per word while the matrix is factorized: about four matrices of float32 (words, WIDTH)
 _OVERHEAD: Final = 60e6  # kernels, and the vocabulary of all words
@@ -76,12 +84,45 @@ def count_contexts(ids, starts, column, weights, counts):  # type: ignore[no-unt
                     counts[ids[right], column[left]] = min(counts[ids[right], column[left]] + weights[distance - 1], LARGEST)
 
 
-def ppmi(texts: Sequence[Tokens], token_counts: IntArray, *, contexts: int, window: int) -> FloatArray:
-    """(tokens, contexts) float32: positive pointwise mutual information of tokens at most `window` positions apart.
+@jit
+def list_contexts(ids, starts, first, end, column, weights, entries):  # type: ignore[no-untyped-def]
+    """Write the contexts of the tokens from `first` to `end` - 1 as (id - first, column, weight) and return their number.
+
+    entries: int32 (3, n), n at least 2 * len(weights) for each such token. Other arguments as in `count_contexts`.
+    """
+    written = 0
+    for sequence in range(len(starts) - 1):
+        for position in range(starts[sequence], starts[sequence + 1]):
+            if not first <= ids[position] < end:
+                continue
+            for distance in range(1, len(weights) + 1):
+                for other in (position - distance, position + distance):
+                    if starts[sequence] <= other < starts[sequence + 1] and column[ids[other]] >= 0:
+                        entries[0, written] = ids[position] - first
+                        entries[1, written] = column[ids[other]]
+                        entries[2, written] = weights[distance - 1]
+                        written += 1
+    return written
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Contexts:
+    """What tokens are counted with.
+
+    column: int64 (tokens,), the column of each token as a context, -1 for none. weights: int32 (window,), of a context by its distance.
+    shares: float64 (columns,), the smoothed probability of each context.
+    """
+
+    column: IntArray
+    weights: Int32Array
+    shares: npt.NDArray[np.float64]
+
+
+def ppmi(texts: Iterable[Tokens], token_counts: IntArray, *, contexts: int, window: int) -> tuple[FloatArray, Contexts]:
+    """Positive pointwise mutual information of tokens at most `window` positions apart, (tokens, contexts) float32; and the contexts.
 
     token_counts: occurrences of each token, (tokens,). contexts: the number of tokens that are counted as contexts, the most frequent.
     """
-
     columns = np.argsort(-token_counts, kind="stable")[: min(contexts, int((token_counts > 0).sum()))]
     column = np.full(len(token_counts), -1, dtype=np.int64)
     column[columns] = np.arange(len(columns))
@@ -96,11 +137,12 @@ def ppmi(texts: Sequence[Tokens], token_counts: IntArray, *, contexts: int, wind
         near = counts[first : first + _ROWS].astype(np.float64)
         expected = np.maximum(near.sum(axis=1, keepdims=True) * shares, 1e-300)
         matrix[first : first + _ROWS] = np.log(np.maximum(near, expected) / expected)
-    return matrix
+    return matrix, Contexts(column, weights, shares)
 
 
-def singular_vectors(matrix: FloatArray, rank: int, *, seed: int) -> FloatArray:
-    """(rows, rank) float32: left singular vectors times the square root of their singular values.
+def singular_vectors(matrix: FloatArray, rank: int, *, seed: int) -> tuple[FloatArray, FloatArray]:
+    """Left singular vectors times the square root of their singular values, (rows, rank) float32; and the projection that takes a row of
+    the matrix to its vector, (columns, rank) float32.
 
     Randomized SVD (Halko, Martinsson and Tropp 2011, algorithms 4.4 and 5.1) with LU between the power iterations. The bits are those of
     scikit-learn's `randomized_svd`, whose import takes 2 CPU seconds.
@@ -115,9 +157,11 @@ def singular_vectors(matrix: FloatArray, rank: int, *, seed: int) -> FloatArray:
         basis, _ = scipy.linalg.lu(tall.T @ basis, permute_l=True, check_finite=False)
     basis, _ = scipy.linalg.qr(tall @ basis, mode="economic", check_finite=False)
     left, sizes, right = scipy.linalg.svd(basis.T @ tall, full_matrices=False)
-    vectors = basis @ left if rows >= columns else right.T
-    largest = vectors[np.argmax(np.abs(vectors), axis=0), np.arange(vectors.shape[1])]
-    return (vectors * np.sign(largest))[:, :rank] * np.sqrt(sizes[:rank])
+    of_rows, of_columns = (basis @ left, right.T) if rows >= columns else (right.T, basis @ left)
+    signs = np.sign(of_rows[np.argmax(np.abs(of_rows), axis=0), np.arange(of_rows.shape[1])])
+    roots = np.sqrt(sizes[:rank])
+    inverse = np.where(sizes[:rank] > _SMALLEST_SIZE * sizes[0], 1 / np.maximum(roots, np.finfo(np.float32).tiny), 0)
+    return (of_rows * signs)[:, :rank] * roots, ((of_columns * signs)[:, :rank] * inverse).astype(np.float32)
 
 
 def token_embeddings(texts: Sequence[Tokens], *, vocab_size: int, width: int, std: float, seed: int) -> FloatArray:
@@ -125,11 +169,11 @@ def token_embeddings(texts: Sequence[Tokens], *, vocab_size: int, width: int, st
 
     The axes are rotated at random, so that none is special. Takes some seconds and vocab_size * min(vocab_size, 4096) * 4 bytes.
     """
-    matrix = ppmi(texts, _token_counts(texts, vocab_size), contexts=TOKEN_CONTEXTS, window=TOKEN_WINDOW)
+    matrix, _ = ppmi(texts, _token_counts(texts, vocab_size), contexts=TOKEN_CONTEXTS, window=TOKEN_WINDOW)
     has_context = matrix.any(axis=1)  # of the singular vectors, those of vanishing singular values are rounding noise in every row
     rank = min(width, *matrix.shape)
     values = np.zeros((vocab_size, width), dtype=np.float32)
-    values[:, :rank] = singular_vectors(matrix, rank, seed=seed)
+    values[:, :rank], _ = singular_vectors(matrix, rank, seed=seed)
     rotation, _ = np.linalg.qr(np.random.default_rng([seed, 0x636F]).standard_normal((width, width)))
     values = values @ rotation.astype(np.float32)
     values[has_context] *= std / max(float(values[has_context].std()), 1e-12) if has_context.any() else 1.0
@@ -145,10 +189,10 @@ def _token_counts(texts: Sequence[Tokens], vocab_size: int) -> IntArray:
 def forecast_word_vectors(corpus_bytes: int) -> tuple[float, int]:
     """The seconds of one core and the resident bytes that `count_word_vectors` takes for this much text, roughly.
 
-    A text of n bytes has about 5.6 sqrt(n) words that are frequent enough for a vector, up to `MAX_WORDS`. The mapped text is resident,
+    A text of n bytes has about 5.6 sqrt(n) words that are factorized, up to `FACTORIZED_WORDS`. The mapped text is resident,
     too, unless the corpus is so large that it releases it.
     """
-    counted, words = min(corpus_bytes, MAX_BYTES), min(MAX_WORDS, int(5.6 * corpus_bytes**0.5))
+    counted, words = min(corpus_bytes, MAX_BYTES), min(FACTORIZED_WORDS, int(5.6 * corpus_bytes**0.5))
     elements = words * min(words, WORD_CONTEXTS)
     mapped = corpus_bytes if corpus_bytes <= MAX_RESIDENT_BYTES else 0
     memory = 4 * elements + 4 * counted / _BYTES_PER_WORD + _FACTORS * words + mapped + (_OVERHEAD if corpus_bytes else 0)
@@ -164,9 +208,11 @@ def build_word_vectors(corpus: Corpus, store: Path, *, emit: Emit = silent) -> A
     settings = {
         "width": WIDTH,
         "window": WORD_WINDOW,
+        "factorized": FACTORIZED_WORDS,
         "words": MAX_WORDS,
         "contexts": WORD_CONTEXTS,
         "min_count": MIN_COUNT,
+        "min_folded_count": MIN_FOLDED_COUNT,
         "frequent": FREQUENT,
     }
     key = {"code": CODE_FORMAT, "terms": ANALYZER, "corpus": corpus.fingerprint, "bytes": MAX_BYTES, **settings}
@@ -182,7 +228,7 @@ def count_word_vectors(corpus: Corpus, *, emit: Emit = silent) -> WordVectors:
     vocabulary, texts = _read_words(corpus, emit)
     counts = sum((np.bincount(ids, minlength=len(vocabulary)) for ids, _ in texts), np.zeros(len(vocabulary), np.int64))
     chosen = np.argsort(-counts, kind="stable")[:MAX_WORDS]
-    chosen = chosen[counts[chosen] >= MIN_COUNT]
+    chosen = chosen[counts[chosen] >= np.where(np.arange(len(chosen)) < FACTORIZED_WORDS, MIN_COUNT, MIN_FOLDED_COUNT)]
     words, total = tuple(vocabulary.term(number) for number in chosen.tolist()), int(counts.sum())
     if not words:
         return WordVectors((), np.zeros((0, WIDTH), np.float16), np.zeros(0, np.float32), np.zeros(WIDTH, np.float32))
@@ -215,12 +261,34 @@ def _read_words(corpus: Corpus, emit: Emit) -> tuple[Vocabulary, list[tuple[Int3
 
 def _directions(texts: Sequence[tuple[Int32Array, IntArray]], counts: IntArray, total: int) -> npt.NDArray[np.float16]:
     """Rows of length 1, (words, WIDTH) float16. texts: numbers of words; `len(counts)` stands for every other word."""
-    tokens = [Tokens(ids.view(np.uint32), offsets, np.arange(len(offsets) - 1)) for ids, offsets in texts]
-    matrix = ppmi(tokens, np.append(counts, total - counts.sum()), contexts=WORD_CONTEXTS, window=WORD_WINDOW)
-    values = np.zeros((len(counts), WIDTH), dtype=np.float32)
+    frequent = counts[:FACTORIZED_WORDS]
+    others = len(frequent)  # the number of all words that are not factorized
+    tokens = (Tokens(np.minimum(ids, others).view(np.uint32), offsets, np.arange(len(offsets) - 1)) for ids, offsets in texts)
+    matrix, contexts = ppmi(tokens, np.append(frequent, total - frequent.sum()), contexts=WORD_CONTEXTS, window=WORD_WINDOW)
     rank = min(WIDTH, *matrix.shape)
-    values[:, :rank] = singular_vectors(matrix, rank, seed=0)[: len(counts)]
+    vectors, projection = singular_vectors(matrix, rank, seed=0)
+    del matrix  # up to a gigabyte
+    values = np.zeros((len(counts), WIDTH), dtype=np.float32)
+    values[:others, :rank] = vectors[:others]
+    if len(counts) > others:
+        values[others:, :rank] = rare_rows(texts, others, len(counts), contexts) @ projection
     return unit_vectors(values).astype(np.float16)
+
+
+def rare_rows(texts: Sequence[tuple[Int32Array, IntArray]], first: int, end: int, contexts: Contexts) -> Any:
+    """Rows of `ppmi` of the words from `first` to `end` - 1, CSR (end - first, contexts) float32. As a context they are one with `end`."""
+    column = np.append(contexts.column, np.full(end - first, contexts.column[first]))
+    shape = end - first, len(contexts.shares)
+    counts = scipy.sparse.csr_matrix(shape, dtype=np.int32)
+    for ids, offsets in texts:
+        rare = int(((ids >= first) & (ids < end)).sum())
+        entries = np.empty((3, 2 * len(contexts.weights) * rare), np.int32)
+        rows, columns, weights = entries[:, : list_contexts(ids, offsets, first, end, column, contexts.weights, entries)]
+        counts = counts + scipy.sparse.csr_matrix((weights, (rows, columns)), shape=shape)
+    sums = np.asarray(counts.sum(axis=1, dtype=np.float64)).ravel()
+    expected = np.repeat(sums, np.diff(counts.indptr)) * contexts.shares[counts.indices]
+    information = np.log(np.maximum(counts.data, expected) / expected).astype(np.float32)
+    return scipy.sparse.csr_matrix((information, counts.indices, counts.indptr), shape=shape)
 
 
 def _shared_direction(vectors: WordVectors, texts: Sequence[tuple[Int32Array, IntArray]]) -> FloatArray:

@@ -89,16 +89,17 @@ class WordVectors:
 
     def of_counts(self, counts: Any) -> FloatArray:
         """The vectors of texts with these counts of words, CSR (texts, words)."""
-        averaged = unit_vectors(np.asarray(counts @ self._weighted))
+        in_use = np.zeros(len(self.words), dtype=bool)  # of 100,000 words a text has few; the directions of all in float32 are 100 MB
+        in_use[counts.indices] = True
+        column = np.cumsum(in_use, dtype=np.int32) - 1
+        entries = counts.data * self.weights[counts.indices], column[counts.indices], counts.indptr
+        weighted = scipy.sparse.csr_matrix(entries, shape=(counts.shape[0], int(in_use.sum())))
+        averaged = unit_vectors(weighted @ self.directions[in_use].astype(np.float32))
         return unit_vectors(averaged - np.outer(averaged @ self.shared, self.shared))
 
     @functools.cached_property
     def _columns(self) -> Mapping[str, int]:
         return {word: column for column, word in enumerate(self.words)}
-
-    @functools.cached_property
-    def _weighted(self) -> FloatArray:
-        return self.directions.astype(np.float32) * self.weights[:, None]
 
     def save(self, folder: Path) -> None:
         """Write the two files.
