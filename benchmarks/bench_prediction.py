@@ -3,11 +3,11 @@
     python benchmarks/bench_prediction.py --data ../shared/data/tasks
 
 One process, one thread, CPU time. Both take texts and return labels with probabilities. The pipeline pads each batch to its longest text;
-it runs with batches of 1, 8 and 32, texts in order and sorted by length, in fp32 and in bf16 (weights loaded with `dtype="bfloat16"`),
-and its best result counts. cramlm runs with `precision="auto"` and in fp32. The sides alternate; each figure is the
-best of `--rounds`. Labels must agree: in fp32 all but ties, in bf16 the share is printed. The models are untrained, with the sizes of the
-presets and a vocabulary of the task's training texts: speed does not depend on the weights. Prints a table and, as the last line, one JSON
-object.
+it runs with batches of 1, 8 and 32, texts in order and sorted by length, in fp32 and, where the processor has it, in bf16 (weights loaded
+with `dtype="bfloat16"`), and its best result counts. cramlm runs with `precision="auto"` and in fp32. The sides alternate; each figure is
+the best of `--rounds`. Labels must agree: in fp32 all but ties, in bf16 the share is printed. The models are untrained, with the sizes of
+the presets and a vocabulary of the task's training texts: speed does not depend on the weights. Prints a table and, as the last line, one
+JSON object.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ def main() -> None:
             cell = measure(preset, train, texts[: arguments.texts], rounds=arguments.rounds)
             result["cells"][f"{task}/{preset}"] = cell
             ours, peer = cell["cramlm"], cell["pipeline"]
-            figures = [ours["auto"], ours["fp32"], peer["fp32"]["texts_per_second"], peer["bf16"]["texts_per_second"]]
-            ratio = [f"{cell[name]:.1f}x" for name in ("ratio", "ratio_as_they_come", "ratio_bf16")]
-            rows.append(
-                [f"{task}, {preset}", f"{cell['tokens']:.0f}", *(f"{each:,.0f}" for each in figures), *ratio, f"{cell['agree']:.1%}"]
-            )
+            figures = [ours["auto"], ours["fp32"], *(peer[name]["texts_per_second"] if name in peer else None for name in ("fp32", "bf16"))]
+            ratios = [cell[name] for name in ("ratio", "ratio_as_they_come", "ratio_bf16")]
+            rates = ["" if each is None else f"{each:,.0f}" for each in figures]
+            times = ["" if each is None else f"{each:.2f}x" for each in ratios]
+            rows.append([f"{task}, {preset}", f"{cell['tokens']:.0f}", *rates, *times, f"{cell['agree']:.1%}"])
     header = ("texts, model", "tokens", "cramlm auto", "fp32", "pipeline", "in bf16", "ratio", "unsorted", "to bf16", "same labels")
     show_table(f"texts per CPU second, one thread, {arguments.texts} texts", header, rows)
     result["ratio"] = {name: round(cell["ratio"], 2) for name, cell in result["cells"].items()}
@@ -65,13 +65,15 @@ def main() -> None:
 
 def measure(preset: str, train: Sequence[str], texts: Sequence[str], *, rounds: int) -> dict[str, Any]:
     """Both sides on one model and one set of texts."""
+    import torch
+
     from cramlm.inference.predictor import Predictor
-    from cramlm.model.model import resolve_device, resolve_precision
+    from cramlm.model.model import has_bf16, resolve_device, resolve_precision
 
     with tempfile.TemporaryDirectory() as folder:
         tokens = export(preset, train, texts, Path(folder))
         predictors = {"fp32": Predictor.load(folder), "auto": Predictor.load(folder, precision="auto")}
-        pipelines = {name: load_pipeline(folder, name) for name in ("fp32", "bf16")}
+        pipelines = {name: load_pipeline(folder, name) for name in (("fp32", "bf16") if has_bf16(torch.device("cpu")) else ("fp32",))}
         by_length = sorted(texts, key=len)
         sides: dict[str, Callable[[], Any]] = {name: partial(each.predict, texts) for name, each in predictors.items()}
         for name, pipe in pipelines.items():
@@ -96,7 +98,7 @@ def measure(preset: str, train: Sequence[str], texts: Sequence[str], *, rounds: 
         "pipeline": peer,
         "ratio": rates["auto"] / peer["fp32"]["texts_per_second"],
         "ratio_as_they_come": rates["auto"] / max(rate for name, rate in rates.items() if name.startswith("fp32, as they come")),
-        "ratio_bf16": rates["auto"] / peer["bf16"]["texts_per_second"],
+        "ratio_bf16": rates["auto"] / peer["bf16"]["texts_per_second"] if "bf16" in peer else None,
         "agree": agree["auto"],
         "precision": resolve_precision("auto", resolve_device("cpu")),
         "tokens": tokens,

@@ -117,6 +117,19 @@ def test_attention_in_the_types_of_training_equals_the_plain_formula(kind: torch
     same_as_plain(attention, [normal(2, 6, 3 * 8, seed=0)], [kind])
 
 
+@pytest.mark.parametrize("rotary", [True, False])
+@pytest.mark.parametrize("length", [6, 90])
+def test_attention_in_float32_without_a_gradient_equals_the_plain_formula(length: int, rotary: bool) -> None:
+    sequence = torch.arange(length).expand(3, length) // torch.tensor([[1000], [40], [4]])
+    sequence = torch.where(torch.arange(length) < length - 2, sequence, -1)
+    angle = normal(3, length, 1, 8, seed=3).float()
+    rotation = Rotation(angle.cos(), angle.sin()) if rotary else None
+    qkv, bias = normal(3, length, 3 * 64, seed=0), attention_bias(sequence, torch.float64, torch.zeros_like(sequence))
+    ours = attend(qkv.float(), bias.float(), rotation, 4)
+    assert ours.dtype == torch.float32
+    torch.testing.assert_close(ours.double(), plain_attention(qkv, bias, rotation, 4), atol=2e-6, rtol=2e-6)
+
+
 @pytest.mark.parametrize("kind", COMPILED)
 @pytest.mark.parametrize("function", [gelu, geglu])
 def test_gelu_and_geglu_equal_the_plain_formula_also_for_large_values(

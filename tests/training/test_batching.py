@@ -14,7 +14,7 @@ from training_fixtures import SPECIAL, make_batches, make_phase, make_pool
 from cramlm.errors import DataError
 from cramlm.records import Batch
 from cramlm.training.batching import Batches, Stream, derived_key, torch_seed
-from cramlm.training.sequences import TokenPool, pack
+from cramlm.training.sequences import TokenPool, pack, pack_by_length
 
 
 def same(left: Batch, right: Batch) -> bool:
@@ -37,6 +37,21 @@ def pack_lengths(lengths: list[int], row_length: int) -> Batch:
     count = len(lengths)
     labels, external = np.arange(count), np.arange(count) % 2 == 0
     return pack(make_sequences(lengths), labels=labels, external=external, row_length=row_length, pad_id=0)
+
+
+@given(st.lists(st.integers(1, 40), max_size=60), st.integers(1, 200), st.integers(0, 50))
+def test_batches_by_length_hold_every_sequence_once_within_the_limits_of_positions_and_padding(
+    lengths: list[int], most: int, padding: int
+) -> None:
+    sequences, found = make_sequences(lengths), []
+    for batch in pack_by_length(sequences, most=most, pad_id=0, padding=padding):
+        positions = batch.token_ids.size
+        assert positions <= most or len(batch.first) == 1
+        assert positions - batch.tokens <= padding
+        for ids, index in zip(sequences_of(batch), batch.task_labels.tolist(), strict=True):
+            assert ids == tuple(sequences[index].tolist())
+            found.append(index)
+    assert sorted(found) == list(range(len(lengths)))
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=60))

@@ -2,7 +2,8 @@
 
 Attention stays inside a sequence, so the logits of a text do not depend on what shares its row, up to the order of floating-point sums
 (1e-5 in fp32). Rows are as long as the longest sequence of their chunk; because neighbours have nearly equal lengths, most rows hold one
-sequence. The vocabulary head is computed at the [MASK] tokens of a prompt only; the logits of a prompt's patterns are averaged.
+sequence. In fp32 on a CPU batches are small enough for its cache, and have next to no padding. The vocabulary head is computed at the
+[MASK] tokens of a prompt only; the logits of a prompt's patterns are averaged.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from cramlm.storage.arrays import offsets_of
 from cramlm.training.sequences import pack_by_length
 
 BATCH_TOKENS = 8192
+CACHED_TOKENS = 2048  # of a batch in fp32 on a CPU: with 8,192, elementwise operations on a token take twice as long (docs/log.md)
+CACHED_PADDING = 32  # positions of padding in such a batch, which take about as long as the overhead of one more batch
 
 
 def evaluate_examples(
@@ -93,7 +96,7 @@ def predict_logits(model: Model, sequences: Tokens, *, precision: Precision, pad
     """Logits of each text, float32 (n, labels), in the given order, computed on the device of the model's weights.
 
     A text is one sequence; with a prompt it is one sequence per pattern, and its logits are their mean. `batch_tokens` bounds the tokens
-    computed at once; a single longer sequence is computed alone.
+    computed at once, in fp32 on a CPU `CACHED_TOKENS` as well; a single longer sequence is computed alone.
     """
     sizes = {"pad_id": pad_id, "batch_tokens": batch_tokens}
     logits = _of_sequences(model, sequences, model.task_logits, model.labels, precision=precision, **sizes)
@@ -118,10 +121,12 @@ def _of_sequences(
     batch_tokens: int,
 ) -> FloatArray:
     """What `head` makes of the hidden states, float32 (sequences, width), in the given order."""
-    device = model.device
+    device, padding = model.device, None
+    if precision == "fp32" and device.type == "cpu":
+        batch_tokens, padding = min(batch_tokens, CACHED_TOKENS), CACHED_PADDING
     results = np.empty((len(sequences), width), dtype=np.float32)
     with torch.no_grad(), autocast(device, precision):
-        for batch in pack_by_length(sequences, most=batch_tokens, pad_id=pad_id):
+        for batch in pack_by_length(sequences, most=batch_tokens, pad_id=pad_id, padding=padding):
             packed = PackedBatch.of(batch, device)
             results[batch.task_labels] = head(model.hidden(packed), packed).float().cpu().numpy()
     return results

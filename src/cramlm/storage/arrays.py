@@ -62,15 +62,20 @@ def spread(starts: IntArray, sizes: IntArray) -> IntArray:
     return np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], sizes)
 
 
-def groups_by_length(lengths: IntArray, most: int) -> Iterator[IntArray]:
+def groups_by_length(lengths: IntArray, most: int, *, padding: int | None = None) -> Iterator[IntArray]:
     """Yield the indices of sequences, shortest first, in groups that have at most `most` elements when they are padded to their longest; a
     longer sequence is a group of its own.
+
+    padding: how many of a group's elements may be padding; None = any number.
     """
     order: IntArray = np.argsort(lengths, kind="stable")
     sizes, start = lengths[order], 0
     while start < len(order):
-        stop = start + 1
+        stop, padded = start + 1, 0
         while stop < len(order) and sizes[stop] * (stop + 1 - start) <= most:
+            padded += (sizes[stop] - sizes[stop - 1]) * (stop - start)
+            if padding is not None and padded > padding:
+                break
             stop += 1
         yield order[start:stop]
         start = stop

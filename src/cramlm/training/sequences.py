@@ -143,17 +143,18 @@ def pack(
     pad_id: int,
     soft_labels: FloatArray | None = None,
     targets: FloatArray | None = None,
+    multiple: int = _ROUND,
 ) -> Batch:
     """Pack sequences into rows of at most `row_length` positions by first-fit decreasing: longest first, each into the first row with room.
 
-    The batch numbers its sequences by their position in the rows. Rows have the length of the fullest one, rounded up to a multiple of 8.
+    The batch numbers its sequences by their position in the rows. Rows have the length of the fullest one, rounded up to a `multiple`.
     The batch has no masks. Deterministic: sequences of equal length keep their order.
     """
     lengths = np.fromiter((len(sequence) for sequence in sequences), dtype=np.int64, count=len(sequences))
     assert len(sequences) > 0, "a batch holds at least one sequence"
     assert 0 < lengths.min() <= lengths.max() <= row_length, f"sequences of {lengths.min()} to {lengths.max()} tokens, rows of {row_length}"
     row, column, used = _first_fit_decreasing(lengths, row_length)
-    rows, length = len(used), -(-int(used.max()) // _ROUND) * _ROUND
+    rows, length = len(used), -(-int(used.max()) // multiple) * multiple
 
     start = row * length + column
     order = np.argsort(start)
@@ -182,15 +183,22 @@ def pack(
     )
 
 
-def pack_by_length(sequences: Sequence[npt.NDArray[Any]] | Tokens, *, most: int, pad_id: int) -> Iterator[Batch]:
+def pack_by_length(
+    sequences: Sequence[npt.NDArray[Any]] | Tokens, *, most: int, pad_id: int, padding: int | None = None
+) -> Iterator[Batch]:
     """Pack all sequences, shortest first, into batches of at most `most` positions; a longer sequence is a batch of its own.
 
     The `task_labels` of a batch are the indices of its sequences, since packing changes their order.
+
+    padding: how many positions of a batch may be padding; rows then end where their longest sequence does. None = any number, and rows
+    end at a multiple of 8.
     """
     lengths = np.array([len(sequences[index]) for index in range(len(sequences))], dtype=np.int64)
-    for group in groups_by_length(lengths, most):
-        external, row_length = np.zeros(len(group), dtype=np.bool_), int(lengths[group[-1]])
-        yield pack([sequences[index] for index in group], labels=group, external=external, row_length=row_length, pad_id=pad_id)
+    multiple = _ROUND if padding is None else 1
+    for group in groups_by_length(lengths, most, padding=padding):
+        chosen, row_length = [sequences[index] for index in group], int(lengths[group[-1]])
+        external = np.zeros(len(group), dtype=np.bool_)
+        yield pack(chosen, labels=group, external=external, row_length=row_length, pad_id=pad_id, multiple=multiple)
 
 
 def lay_out(values: Sequence[npt.NDArray[Any]], *, row_length: int) -> npt.NDArray[Any]:
