@@ -135,12 +135,12 @@ def test_without_strata_a_dev_split_is_random_and_keeps_equal_texts_together(tmp
 def test_check_reports_unusual_labels_and_numbers(tmp_path: Path) -> None:
     train = read_labelled(jsonl(tmp_path / "train.jsonl", [["a", "b"], ["b"], [], ["b"], ["b"], ["b"]]), RowFormat(kind="multi-label"))
     test = read_labelled(jsonl(tmp_path / "test.jsonl", [["c"]]), RowFormat(kind="multi-label"))
-    assert describe(train).labels == {"b": 5, "a": 1}
+    assert describe(train)["labels"] == {"b": 5, "a": 1}
     rules = {finding.rule for finding in check_files(train, [test])}
     assert rules >= {"rare-label", "unseen-label", "missing-label", "leak"}
     numbers = read_labelled(jsonl(tmp_path / "numbers.jsonl", [1, 2, 4]), RowFormat(kind="regression"))
     far = read_labelled(jsonl(tmp_path / "far.jsonl", [9]), RowFormat(kind="regression"))
-    assert (describe(numbers).labels, describe(numbers).numbers) == ({}, (1.0, 2.0, 4.0))
+    assert (describe(numbers)["labels"], describe(numbers)["numbers"]) == ({}, (1.0, 2.0, 4.0))
     assert "number 9.0 is outside those of the training rows (1 to 4)" in [finding.message for finding in check_files(numbers, [far])]
 
 
