@@ -87,7 +87,8 @@ def recipe_data(name: str, arguments: Mapping[str, Any], overrides: Sequence[str
     build, suffix_arguments = recipes.find(name)
     of_task = [override for override in overrides if override.lstrip().startswith("task.")]
     every = {**arguments, **apply_overrides({"task": {}}, of_task)["task"], **suffix_arguments}
-    return checked(lambda: build(**every)).model_dump(mode="json")
+    data: dict[str, Any] = checked(lambda: build(**every)).model_dump(mode="json")
+    return data
 
 
 def resolve_retriever(options: Mapping[str, Any], overrides: list[str] | None, *, bm25: Mapping[str, Any]) -> Any:

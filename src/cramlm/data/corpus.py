@@ -369,7 +369,8 @@ class _Input:
         return PartColumns(self.path).digests(name).copy()
 
     def array(self, name: str) -> npt.NDArray[Any]:
-        return read_array(self.path / f"{name}.npy")
+        values: npt.NDArray[Any] = read_array(self.path / f"{name}.npy")
+        return values
 
 
 def merge_parts(plans: Sequence[PartPlan], store: Path, folder: Path) -> dict[str, Any]:

@@ -416,7 +416,8 @@ class PartColumns:
 
     def numbers(self, name: str) -> Int32Array:
         """Return the column "words" or "source", int32 (passages,)."""
-        return column_numbers(self._column(name))
+        numbers: Int32Array = column_numbers(self._column(name))
+        return numbers
 
     def digests(self, name: str) -> npt.NDArray[np.uint64]:
         """Return a column of digests, uint64 (passages, 2)."""
@@ -607,7 +608,8 @@ def decode(data: bytes, part: Path) -> str:
 
 def read_statistics(path: Path) -> dict[str, Any]:
     """Read statistics.json of a part or a corpus."""
-    return json.loads((path / "statistics.json").read_bytes())
+    statistics: dict[str, Any] = json.loads((path / "statistics.json").read_bytes())
+    return statistics
 
 
 def map_bytes(path: Path) -> npt.NDArray[np.uint8]:

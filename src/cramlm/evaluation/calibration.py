@@ -141,7 +141,8 @@ def calibrate_numbers(numbers: FloatArray, truth: npt.NDArray[np.float64]) -> Ca
 
 def _log_odds(probabilities: FloatArray) -> npt.NDArray[np.float64]:
     inside = np.clip(probabilities.astype(np.float64), _SMALLEST_PROBABILITY, 1 - _SMALLEST_PROBABILITY)
-    return np.log(inside) - np.log1p(-inside)
+    log_odds: npt.NDArray[np.float64] = np.log(inside) - np.log1p(-inside)
+    return log_odds
 
 
 def _logarithm(probabilities: FloatArray) -> npt.NDArray[np.float64]:
@@ -150,7 +151,8 @@ def _logarithm(probabilities: FloatArray) -> npt.NDArray[np.float64]:
 
 def _log_softmax(logits: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     shifted = logits - logits.max(axis=1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    normalized: npt.NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    return normalized
 
 
 def finite_vector(values: Any, length: int) -> FloatArray:

@@ -46,7 +46,8 @@ class Combination:
     def logits(self, outputs: Mapping[str, FloatArray]) -> FloatArray:
         """Combined logits, float32 (n, labels), of the outputs (n, labels) of each model in `models`."""
         average = sum(weight * self.models[name].logits(outputs[name], self.kind) for name, weight in self.weights.items())
-        return (average + self.adjustment).astype(np.float32)
+        logits: FloatArray = (average + self.adjustment).astype(np.float32)
+        return logits
 
     @property
     def weights(self) -> dict[str, float]:

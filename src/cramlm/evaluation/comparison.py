@@ -120,7 +120,8 @@ def holm(p: Mapping[str, float]) -> dict[str, float]:
 
 def _swapped(one: _Singles, other: _Singles, swaps: _Singles) -> _Singles:
     """Sums (trials, k) of the terms `one` (rows, k), with those of `other` in the rows of `swaps` (trials, rows)."""
-    return one.sum(axis=0) + swaps @ (other - one)
+    sums: _Singles = one.sum(axis=0) + swaps @ (other - one)
+    return sums
 
 
 def _label_sets(labels: Sequence[str], kind: TaskKind, columns: Mapping[str, int]) -> _Singles:
@@ -140,10 +141,12 @@ def _label_score(sums: _Singles, *, metric: Metric) -> _Floats:
     """Over the last axis, sums of `_counts`: macro-F1 over the labels involved, or accuracy."""
     hit, involved = np.split(sums.astype(np.float64), 2, axis=-1)
     if metric == "accuracy":
-        return 2 * hit.sum(axis=-1) / involved.sum(axis=-1)
+        share: _Floats = 2 * hit.sum(axis=-1) / involved.sum(axis=-1)
+        return share
     occurs = involved > 0.5  # sums of differences are whole numbers up to rounding
     f1 = np.divide(2 * hit, involved, out=np.zeros_like(hit), where=occurs)
-    return f1.sum(axis=-1) / np.maximum(occurs.sum(axis=-1), 1)
+    mean: _Floats = f1.sum(axis=-1) / np.maximum(occurs.sum(axis=-1), 1)
+    return mean
 
 
 def _numbers(labels: Sequence[str]) -> _Floats:
@@ -160,7 +163,8 @@ def _pearson(sums: _Floats) -> _Floats:
     """Pearson's correlation from sums of `_moments` over the last axis; 0 of constant numbers."""
     count, x, y, xx, yy, xy = np.moveaxis(sums, -1, 0)
     lengths = np.sqrt(np.maximum(xx - x * x / count, 0) * np.maximum(yy - y * y / count, 0))
-    return np.divide(xy - x * y / count, lengths, out=np.zeros_like(lengths), where=lengths > 1e-12)
+    correlation: _Floats = np.divide(xy - x * y / count, lengths, out=np.zeros_like(lengths), where=lengths > 1e-12)
+    return correlation
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,12 +64,14 @@ class CoverageCurve:
     @property
     def coverage(self) -> Confidences:
         """The share of the texts that get a label, by threshold."""
-        return self.texts / self.texts[-1]
+        shares: Confidences = self.texts / self.texts[-1]
+        return shares
 
     @property
     def accuracy(self) -> Confidences:
         """The share of right labels among those, by threshold."""
-        return self.right / self.texts
+        shares: Confidences = self.right / self.texts
+        return shares
 
     def at_accuracy(self, wanted: float) -> int | None:
         """Index of the lowest threshold with at least this accuracy; None if no threshold reaches it on `FEWEST_TEXTS` texts."""
@@ -141,7 +143,8 @@ def confidence_of(calibration: Calibration, probabilities: FloatArray) -> Confid
     if not len(probabilities):
         return np.zeros(0)
     calibrated = np.exp(calibration.log_probabilities(probabilities))
-    return calibrated[np.arange(len(calibrated)), probabilities.argmax(axis=1)]
+    chosen: Confidences = calibrated[np.arange(len(calibrated)), probabilities.argmax(axis=1)]
+    return chosen
 
 
 def fit_confidence(

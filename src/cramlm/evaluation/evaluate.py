@@ -145,7 +145,8 @@ def predict_logits_fast(model: Model, sequences: Tokens, *, pad_id: int) -> Floa
 
 def lengths_of(model: Model, sequences: Tokens) -> IntArray:
     """Tokens of each text, int64 (n,); with a prompt those of its longest pattern."""
-    return sequences.lengths.reshape(-1, _patterns(model)).max(axis=1)
+    lengths: IntArray = sequences.lengths.reshape(-1, _patterns(model)).max(axis=1)
+    return lengths
 
 
 def _patterns(model: Model) -> int:

@@ -104,19 +104,22 @@ class OneLabelKind:
 
     def outputs(self, logits: FloatArray) -> FloatArray:
         odds = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
-        return (odds / odds.sum(axis=1, keepdims=True)).astype(np.float32)
+        probabilities: FloatArray = (odds / odds.sum(axis=1, keepdims=True)).astype(np.float32)
+        return probabilities
 
     def near_ties(self, logits: FloatArray) -> BoolArray:
         if logits.shape[1] == 1:
             return np.zeros(len(logits), dtype=np.bool_)
         best = np.partition(logits, -2, axis=1)[:, -2:]
-        return best[:, 1] - best[:, 0] < BF16_ERROR
+        close: BoolArray = best[:, 1] - best[:, 0] < BF16_ERROR
+        return close
 
     def negative_log_prior(self, train_labels: Sequence[str], names: Sequence[str]) -> npt.NDArray[np.float64]:
         count = Counter(train_labels)
         counts = np.array([1 + count[name] for name in names], dtype=np.float64)
         values = -np.log(counts / counts.sum())
-        return values - values.mean()
+        centred: npt.NDArray[np.float64] = values - values.mean()
+        return centred
 
     def predictions(self, outputs: FloatArray, names: Sequence[str]) -> list[AnyPrediction]:
         return [Prediction(names[int(row.argmax())], dict(zip(names, row.tolist(), strict=True))) for row in outputs]
@@ -134,15 +137,18 @@ class SeveralLabelsKind:
     has_prior: bool = True
 
     def outputs(self, logits: FloatArray) -> FloatArray:
-        return (0.5 * (1 + np.tanh(0.5 * logits.astype(np.float64)))).astype(np.float32)
+        probabilities: FloatArray = (0.5 * (1 + np.tanh(0.5 * logits.astype(np.float64)))).astype(np.float32)
+        return probabilities
 
     def near_ties(self, logits: FloatArray) -> BoolArray:
-        return np.asarray((np.abs(logits) < BF16_ERROR).any(axis=1))
+        close: BoolArray = np.asarray((np.abs(logits) < BF16_ERROR).any(axis=1))
+        return close
 
     def negative_log_prior(self, train_labels: Sequence[str], names: Sequence[str]) -> npt.NDArray[np.float64]:
         count = Counter(name for label in train_labels for name in RULES["multi-label"].names(label))
         shares = np.array([1 + count[name] for name in names], dtype=np.float64) / (2 + len(train_labels))
-        return np.log1p(-shares) - np.log(shares)
+        log_odds: npt.NDArray[np.float64] = np.log1p(-shares) - np.log(shares)
+        return log_odds
 
     def predictions(self, outputs: FloatArray, names: Sequence[str]) -> list[AnyPrediction]:
         return [LabelsPrediction(_labels_above_half(row, names), dict(zip(names, row.tolist(), strict=True))) for row in outputs]
@@ -219,7 +225,8 @@ class DevScorer:
         outputs = KINDS[self.kind].outputs(logits)
         match self.kind:
             case "classification":
-                return outputs.argmax(axis=1).astype(np.int16)
+                ids: npt.NDArray[Any] = outputs.argmax(axis=1).astype(np.int16)
+                return ids
             case "multi-label":
                 return np.asarray(outputs >= 0.5)
             case "regression":
@@ -350,4 +357,5 @@ def _number_scores(predictions: ScoreArray, truth: ScoreArray, metric: str) -> S
         predictions, truth = rankdata(predictions, axis=1), rankdata(truth)
     x, y = predictions - predictions.mean(axis=1, keepdims=True), truth - truth.mean()
     lengths = np.sqrt(np.square(x).sum(axis=1) * np.square(y).sum())
-    return np.divide(x @ y, lengths, out=np.zeros(len(x)), where=lengths > 1e-12)
+    correlations: ScoreArray = np.divide(x @ y, lengths, out=np.zeros(len(x)), where=lengths > 1e-12)
+    return correlations

@@ -163,7 +163,8 @@ def _listing(names: Sequence[str]) -> str:
 
 
 def _kind(facts: Mapping[str, Any]) -> TaskKind:
-    return facts.get("kind", "classification")
+    kind: TaskKind = facts.get("kind", "classification")
+    return kind
 
 
 def _measured(facts: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:

@@ -171,7 +171,8 @@ def log_odds(probabilities: np.ndarray[Any, Any], label: int) -> np.ndarray[Any,
     1 - p is the sum of the other labels: it is exact where p itself is rounded to 1.
     """
     others = np.delete(probabilities, label, axis=1).sum(axis=1, dtype=np.float64)
-    return np.log(np.maximum(probabilities[:, label], _SMALLEST)) - np.log(np.maximum(others, _SMALLEST))
+    odds: np.ndarray[Any, Any] = np.log(np.maximum(probabilities[:, label], _SMALLEST)) - np.log(np.maximum(others, _SMALLEST))
+    return odds
 
 
 def nearest_passages(run: Path, text: str, *, limit: int) -> tuple[ExplainedHit, ...]:

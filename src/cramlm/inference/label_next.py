@@ -98,11 +98,13 @@ def margins(probabilities: FloatArray, *, several: bool) -> npt.NDArray[np.float
     """The margin of each row of probabilities (n, labels), float64 (n,). several: True if the labels are independent."""
     values = probabilities.astype(np.float64)
     if several:
-        return np.abs(2 * values - 1).min(axis=1)
+        distances: npt.NDArray[np.float64] = np.abs(2 * values - 1).min(axis=1)
+        return distances
     if values.shape[1] == 1:
         return np.ones(len(values))
     best = np.sort(values, axis=1)[:, -2:]
-    return best[:, 1] - best[:, 0]
+    differences: npt.NDArray[np.float64] = best[:, 1] - best[:, 0]
+    return differences
 
 
 def spread(vectors: Any, weights: npt.NDArray[np.float64], count: int, *, seed: int) -> IntArray:

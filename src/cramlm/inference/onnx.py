@@ -162,7 +162,8 @@ def probabilities_of(logits: FloatArray) -> FloatArray:
     """Softmax of each row (n, labels), float32. Raises DivergedError if a logit is not a finite number."""
     logits = _finite(logits).astype(np.float64)
     odds = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return (odds / odds.sum(axis=1, keepdims=True)).astype(np.float32)
+    probabilities: FloatArray = (odds / odds.sum(axis=1, keepdims=True)).astype(np.float32)
+    return probabilities
 
 
 def _finite(logits: FloatArray) -> FloatArray:

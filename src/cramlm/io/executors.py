@@ -291,7 +291,8 @@ def _work(function: str, number: int, task: Any) -> _Result:
 def import_function(function: str) -> Function:
     """Return the function "package.module:name"."""
     module, _, name = function.partition(":")
-    return getattr(importlib.import_module(module), name)
+    result: Function = getattr(importlib.import_module(module), name)
+    return result
 
 
 def run_task(call: Function, task: Any, emit: Emit) -> _Result:

@@ -75,7 +75,8 @@ class LinearModel:
     def logits_of_features(self, rows: Any) -> FloatArray:
         """As `logits`, from the matrix that `features` returned."""
         scheme = self.setting.scheme if isinstance(self.setting, Setting) else "multinomial"
-        return SOLVERS[self.kind].logits(scheme, self.coefficients.scores(rows)) + self.adjustment
+        logits: FloatArray = SOLVERS[self.kind].logits(scheme, self.coefficients.scores(rows)) + self.adjustment
+        return logits
 
     def save(self, folder: Path) -> None:
         """Write the files of the model.
@@ -152,7 +153,8 @@ def kind_of_linear(folder: Path) -> TaskKind:
     Raises:
         ArtifactError: if its description is damaged.
     """
-    return _read_description(folder / MODEL_FILE)["kind"]
+    kind: TaskKind = _read_description(folder / MODEL_FILE)["kind"]
+    return kind
 
 
 def _read_description(path: Path) -> Mapping[str, Any]:

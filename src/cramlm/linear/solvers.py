@@ -69,7 +69,8 @@ class Coefficients:
 
     def scores(self, rows: Any) -> FloatArray:
         """Decision values (rows, outputs) of a matrix (rows, features), dense or CSR."""
-        return np.asarray(rows @ self.weights, dtype=np.float32) + self.bias
+        values: FloatArray = np.asarray(rows @ self.weights, dtype=np.float32) + self.bias
+        return values
 
 
 Fitter: TypeAlias = Callable[[float], Coefficients]
@@ -115,7 +116,8 @@ class ClassificationSolver(Solver):
         return RULES["classification"].targets([str(example.label) for example in task.train], task.labels, task.scale)[0]
 
     def strata(self, targets: Any) -> IntArray:
-        return targets
+        strata: IntArray = targets
+        return strata
 
     def schemes(self, targets: Any) -> tuple[tuple[Scheme, ClassWeights], ...]:
         sizes = Counter(targets.tolist()).values()
@@ -164,7 +166,8 @@ class ClassificationSolver(Solver):
         if scheme == "one-vs-rest":
             values = -np.logaddexp(0, -values)  # log of each label's own probability, normalized below as scikit-learn does
         values -= np.logaddexp.reduce(values, axis=1, keepdims=True)
-        return values.astype(np.float32)
+        logits: FloatArray = values.astype(np.float32)
+        return logits
 
     def predictable(self, fitted: Any, others: Any, *, outputs: int) -> BoolArray:
         present = np.bincount(fitted, minlength=outputs) > 0
@@ -172,7 +175,8 @@ class ClassificationSolver(Solver):
         return np.repeat(own[:, None], outputs, axis=1)
 
     def prior_odds(self, targets: Any, *, outputs: int) -> npt.NDArray[np.float64]:
-        return np.bincount(targets, minlength=outputs) / len(targets)
+        shares: npt.NDArray[np.float64] = np.bincount(targets, minlength=outputs) / len(targets)
+        return shares
 
 
 class MultiLabelSolver(Solver):
@@ -203,7 +207,8 @@ class MultiLabelSolver(Solver):
 
     def prior_odds(self, targets: Any, *, outputs: int) -> npt.NDArray[np.float64]:
         have, lack = (targets > 0).sum(axis=0), (targets == 0).sum(axis=0)
-        return np.divide(have, lack, out=np.zeros(outputs), where=lack > 0)
+        odds: npt.NDArray[np.float64] = np.divide(have, lack, out=np.zeros(outputs), where=lack > 0)
+        return odds
 
 
 class RegressionSolver(Solver):
@@ -259,7 +264,8 @@ class Coordinates:
     def transform(self, products: FloatArray) -> FloatArray:
         """Coordinates of other texts from their inner products with the training rows, (m, n) -> (m, n)."""
         solved = scipy.linalg.solve_triangular(self.rows, products.T, lower=True, check_finite=False)
-        return np.ascontiguousarray(solved.T)
+        coordinates: FloatArray = np.ascontiguousarray(solved.T)
+        return coordinates
 
     def restore(self, fitted: Coefficients, *train: Any) -> Coefficients:
         """Convert a model fitted on `rows` to one of the features of the training rows.

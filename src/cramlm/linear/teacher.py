@@ -132,7 +132,8 @@ def _prior_correction(whole: npt.NDArray[np.float64], outside: npt.NDArray[np.fl
     lowers the probability of each text's own label; with strong regularization this effect is larger than that of the words.
     """
     ratio = np.divide(whole, outside, out=np.ones(len(whole)), where=(whole > 0) & (outside > 0))
-    return np.log(ratio).astype(np.float32)
+    correction: FloatArray = np.log(ratio).astype(np.float32)
+    return correction
 
 
 def folds(texts: Sequence[str], strata: IntArray, seed: int) -> IntArray:
@@ -165,4 +166,5 @@ def aligned(probabilities: FloatArray, counts: IntArray) -> FloatArray:
     prior = counts / counts.sum()
     mean = (probabilities.sum(axis=0) + ALIGNMENT_PRIOR * prior) / (len(probabilities) + ALIGNMENT_PRIOR)
     weighted = probabilities * np.divide(prior, mean, out=np.zeros_like(mean), where=prior > 0)
-    return (weighted / np.maximum(weighted.sum(axis=1, keepdims=True), 1e-30)).astype(np.float32)
+    result: FloatArray = (weighted / np.maximum(weighted.sum(axis=1, keepdims=True), 1e-30)).astype(np.float32)
+    return result

@@ -48,7 +48,8 @@ class Expert(nn.Module):
         self.output = nn.Linear(config.intermediate, config.hidden, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.output(geglu(self.wi(x)))
+        result: Tensor = self.output(geglu(self.wi(x)))
+        return result
 
 
 class Experts(nn.Module):

@@ -52,7 +52,8 @@ class MlmHead(nn.Module):
 
     def transformed(self, x: Tensor) -> Tensor:
         """The states before the product with the token embeddings: (M, D) -> (M, width of the embedding)."""
-        return self.norm(F.gelu(self.dense(x)))
+        states: Tensor = self.norm(F.gelu(self.dense(x)))
+        return states
 
 
 class BertClassifier(nn.Module):
@@ -64,7 +65,8 @@ class BertClassifier(nn.Module):
         self.classifier = nn.Linear(config.hidden, labels)
 
     def forward(self, pooled: Tensor, *, dropout: Dropout) -> Tensor:
-        return self.classifier(dropout(torch.tanh(self.dense(pooled))))
+        logits: Tensor = self.classifier(dropout(torch.tanh(self.dense(pooled))))
+        return logits
 
 
 class ModernBertClassifier(nn.Module):
@@ -77,7 +79,8 @@ class ModernBertClassifier(nn.Module):
         self.classifier = nn.Linear(config.hidden, labels)
 
     def forward(self, pooled: Tensor, *, dropout: Dropout) -> Tensor:
-        return self.classifier(dropout(self.norm(F.gelu(self.dense(pooled)))))
+        logits: Tensor = self.classifier(dropout(self.norm(F.gelu(self.dense(pooled)))))
+        return logits
 
 
 def build_classifier(config: EncoderConfig, labels: int) -> Classifier:
@@ -125,7 +128,8 @@ class Generator(nn.Module):
         """embedding: the encoder's table, (V, D)."""
         words = self.narrowed(embedding).float()
         hidden = self.encoder(rows, dropout=dropout, words=words).flatten(0, 1)
-        return self.head(hidden.index_select(0, masked), words)
+        logits: Tensor = self.head(hidden.index_select(0, masked), words)
+        return logits
 
 
 class TokenHead(nn.Module):
@@ -137,7 +141,8 @@ class TokenHead(nn.Module):
         self.answer = nn.Linear(config.hidden, 1)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return self.answer(F.gelu(self.dense(hidden))).squeeze(1).float()
+        logits: Tensor = self.answer(F.gelu(self.dense(hidden))).squeeze(1).float()
+        return logits
 
 
 class PromptHead(nn.Module):

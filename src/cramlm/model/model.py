@@ -191,7 +191,8 @@ class Model(nn.Module):
 
     def mlm_logits(self, hidden: Tensor, masked: LongTensor | Tensor) -> Tensor:
         """Vocabulary logits at the flat positions `masked`, (M, V); tied to the token embedding."""
-        return self.mlm_head(hidden.index_select(0, masked), self.encoder.word_embeddings)
+        logits: Tensor = self.mlm_head(hidden.index_select(0, masked), self.encoder.word_embeddings)
+        return logits
 
     def task_logits(self, hidden: Tensor, batch: PackedBatch, *, dropout: Dropout | None = None) -> Tensor:
         """Label logits of every sequence, (S, labels); with a prompt, zeros for sequences without a pattern. For a regression the number,

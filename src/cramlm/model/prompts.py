@@ -323,7 +323,8 @@ def association(tokens: Tokens, label_ids: IntArray, candidates: IntArray, *, la
     rest, others = with_word.sum(axis=0) - k, len(label_ids) - n
     cells = [cell + 0.5 for cell in (k, n - k, rest, others - rest)]
     z = (np.log(cells[0] / cells[1]) - np.log(cells[2] / cells[3])) / np.sqrt(sum(1 / cell for cell in cells))
-    return np.round(z, _DECIMALS)
+    result: FloatArray = np.round(z, _DECIMALS)
+    return result
 
 
 def _candidates(tokenizer: Tokenizer) -> tuple[IntArray, list[str]]:

@@ -78,7 +78,8 @@ class SelectionTable:
         """Return the number of characters of all passages together."""
         import pyarrow.compute
 
-        return pyarrow.compute.sum(pyarrow.compute.utf8_length(check_column(self.path, self._table.column("text")))).as_py()
+        total: int = pyarrow.compute.sum(pyarrow.compute.utf8_length(check_column(self.path, self._table.column("text")))).as_py()
+        return total
 
     def rows(self, most: int | None = None) -> Iterator[dict[str, Any]]:
         """Yield the first `most` passages as dictionaries of all columns but the weight; scores have seven digits."""

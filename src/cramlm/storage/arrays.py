@@ -48,7 +48,8 @@ def separated(data: npt.NDArray[np.uint8], offsets: IntArray) -> list[bytes]:
 
 def unit_vectors(rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     """Return the rows scaled to length 1; rows of zeros stay."""
-    return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-9)
+    result: npt.NDArray[np.float32] = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-9)
+    return result
 
 
 def evenly(size: int, most: int) -> IntArray:
@@ -144,7 +145,8 @@ def read_array(path: Path) -> npt.NDArray[Any]:
     Raises:
         OSError: if the disk refuses. ValueError: if the file is truncated, or an array of objects.
     """
-    return np.load(io.BytesIO(path.read_bytes()), allow_pickle=False)
+    values: npt.NDArray[Any] = np.load(io.BytesIO(path.read_bytes()), allow_pickle=False)
+    return values
 
 
 def save_table(path: Path, schema: Any, batches: Iterable[Any]) -> None:
@@ -232,7 +234,8 @@ def string_column(texts: Iterable[str], *, kind: Any) -> Any:
 def column_numbers(column: Any) -> npt.NDArray[Any]:
     """Return the numbers of an Arrow array without nulls, or of a chunk of one. No copy."""
     dtype = column.type.to_pandas_dtype()
-    return np.frombuffer(column.buffers()[1] or b"", dtype)[column.offset : column.offset + len(column)]
+    numbers: npt.NDArray[Any] = np.frombuffer(column.buffers()[1] or b"", dtype)[column.offset : column.offset + len(column)]
+    return numbers
 
 
 def text_buffers(column: Any) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:

@@ -164,7 +164,8 @@ class _Joined(Ranks):
             raise SystemExit(number)
         received = torch.empty(number, dtype=torch.uint8)
         self._broadcast(received)
-        return json.loads(received.numpy().tobytes())
+        value: _Result = json.loads(received.numpy().tobytes())
+        return value
 
     def broadcast(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the tensors of rank 0 under its names, in CPU memory; on rank 0 without a copy where possible."""

@@ -163,7 +163,8 @@ def _hidden(unit: IntArray, owner: IntArray, count: IntArray, rng: np.random.Gen
     opens = np.diff(owners[order], prepend=-1) != 0  # the first unit of each owner
     before[order] = ends - sizes[order] - np.maximum.accumulate(np.where(opens, ends - sizes[order], 0))
     if cut:
-        return before[unit] + np.arange(len(unit)) - first[unit] < count[owner]
+        exact: BoolArray = before[unit] + np.arange(len(unit)) - first[unit] < count[owner]
+        return exact
     whole: BoolArray = (before + sizes / 2 <= count[owners]) | (before == 0)
     return whole[unit]
 

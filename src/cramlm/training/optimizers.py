@@ -90,7 +90,8 @@ def orthogonalize(matrix: Tensor, coefficients: tuple[float, float, float], step
             factor = _polynomial(gram, coefficients)
             product = factor @ product
         result = product @ result
-    return result if wide is matrix else result.T
+    same_shape: Tensor = result if wide is matrix else result.T
+    return same_shape
 
 
 def _polynomial(gram: Tensor, coefficients: tuple[float, float, float]) -> Tensor:

@@ -250,7 +250,8 @@ def _rows(batch: Batch, rows: IntArray, *, sequences: BoolArray) -> Batch:
     kept = new_row[batch.masked // length] >= 0
 
     def moved(positions: IntArray) -> IntArray:
-        return new_row[positions // length] * length + positions % length
+        result: IntArray = new_row[positions // length] * length + positions % length
+        return result
 
     return Batch(
         token_ids=batch.token_ids[rows],

@@ -59,7 +59,8 @@ def attend(qkv: Tensor, bias: Tensor, rotation: Rotation | None, heads: int, mas
     if qkv.dtype == torch.float32 and mask is None and not loops:
         return _attend_without_gradient(qkv, bias, rotation, heads)
     cos, sin = rotation if rotation is not None else (None, None)
-    return _Attend.apply(qkv, bias, cos, sin, heads, mask, loops)  # type: ignore[no-untyped-call]
+    result: Tensor = _Attend.apply(qkv, bias, cos, sin, heads, mask, loops)  # type: ignore[no-untyped-call]
+    return result
 
 
 def drop(x: Tensor, mask: Mask, *, out: Tensor | None = None) -> Tensor:
@@ -101,17 +102,20 @@ def gelu(x: Tensor) -> Tensor:
     """x Phi(x)."""
     if not is_compiled(x):
         return F.gelu(x)
-    return _Gelu.apply(x)  # type: ignore[no-untyped-call]
+    result: Tensor = _Gelu.apply(x)  # type: ignore[no-untyped-call]
+    return result
 
 
 def geglu(x: Tensor) -> Tensor:
     """gelu(value) * gate of (..., 2 I) -> (..., I); the value comes first."""
     if is_compiled(x):
-        return _CompiledGeglu.apply(x)  # type: ignore[no-untyped-call]
+        compiled: Tensor = _CompiledGeglu.apply(x)  # type: ignore[no-untyped-call]
+        return compiled
     if x.device.type != "cpu" or torch.compiler.is_exporting():
         value, gate = x.chunk(2, dim=-1)
         return F.gelu(value) * gate
-    return _Geglu.apply(x)  # type: ignore[no-untyped-call]
+    result: Tensor = _Geglu.apply(x)  # type: ignore[no-untyped-call]
+    return result
 
 
 def add_norm(x: Tensor, branch: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -119,7 +123,8 @@ def add_norm(x: Tensor, branch: Tensor, weight: Tensor, eps: float) -> tuple[Ten
     if not is_compiled(branch):
         total = x + branch
         return total, F.layer_norm(total, weight.shape, weight, None, eps)
-    return _AddNorm.apply(x, branch, weight, eps)  # type: ignore[no-untyped-call]
+    both: tuple[Tensor, Tensor] = _AddNorm.apply(x, branch, weight, eps)  # type: ignore[no-untyped-call]
+    return both
 
 
 def norm_of_sum(x: Tensor, branch: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -127,7 +132,8 @@ def norm_of_sum(x: Tensor, branch: Tensor, weight: Tensor, bias: Tensor, eps: fl
     if branch.dtype == x.dtype or not is_compiled(branch):
         normed = F.layer_norm(x + branch, weight.shape, weight, bias, eps)
         return normed, normed
-    return _NormOfSum.apply(x, branch, weight, bias, eps)  # type: ignore[no-untyped-call]
+    both: tuple[Tensor, Tensor] = _NormOfSum.apply(x, branch, weight, bias, eps)  # type: ignore[no-untyped-call]
+    return both
 
 
 def rotate(x: Tensor, rotation: Rotation, out: Tensor) -> Tensor:
@@ -361,7 +367,8 @@ def weighted_cross_entropy(logits: Tensor, targets: Tensor, weights: Tensor) -> 
     logits (M, V), targets (M,) int64, weights (M,) -> scalar and (M,), in float32. Only the scalar has a gradient, and only
     with respect to the logits.
     """
-    return _WeightedCrossEntropy.apply(logits, targets, weights, is_compiled(logits))  # type: ignore[no-untyped-call]
+    both: tuple[Tensor, Tensor] = _WeightedCrossEntropy.apply(logits, targets, weights, is_compiled(logits))  # type: ignore[no-untyped-call]
+    return both
 
 
 class _WeightedCrossEntropy(torch.autograd.Function):
@@ -434,7 +441,8 @@ class Dropout:
         mask = Mask(self.rate, next(self._keys))
         if not hashes(x):
             return drop(x, mask)
-        return _Dropped.apply(x, mask)  # type: ignore[no-untyped-call]
+        result: Tensor = _Dropped.apply(x, mask)  # type: ignore[no-untyped-call]
+        return result
 
     def attention(self) -> Mask | None:
         """The mask of the next layer's attention probabilities; None at a rate of 0."""

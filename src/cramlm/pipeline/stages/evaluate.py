@@ -93,7 +93,8 @@ def _dev_candidates(run: RunContext, plan: RunPlan, trained: Trained, tokenizer:
     """
     last = trained.finished[-1]
     if last.phase.learns_labels and last.phase.keep == "best":
-        return read_array(last.artifact.path / DEV_PREDICTIONS)
+        predictions: npt.NDArray[Any] = read_array(last.artifact.path / DEV_PREDICTIONS)
+        return predictions
     # The bias already contains the adjustment, so the chosen tau is 0.
     logits = example_logits(trained.model, tokenizer, run.task.dev, max_length=trained.max_length, precision=plan.precision)
     return choose_adjustment(logits, run.task, metric=run.config.metric, taus=(0.0,)).predictions

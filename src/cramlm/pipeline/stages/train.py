@@ -321,7 +321,8 @@ def inherited_score(phase: PhaseConfig, start: FinishedPhase) -> float | None:
     earlier, report = start.phase, start.report
     comparable = phase.learns_labels and earlier.learns_labels and not phase.reset_task_head and phase.row_length == earlier.row_length
     score_is_of_weights = earlier.keep == "best" or report["best_step"] == report["steps"]
-    return report["best_score"] if comparable and score_is_of_weights else None
+    score: float | None = report["best_score"] if comparable and score_is_of_weights else None
+    return score
 
 
 def save_weights(model: Model, folder: Path) -> None:
@@ -474,7 +475,8 @@ def follow(ranks: Ranks, *, device: torch.device, stop: Stop) -> dict[str, Any]:
         dev = DevEvaluation(_only_on_leader, job.metric)
         model = build_model(job.model, seed=job.seed).to(device)
         train_phase(model, job.training((external, task), dev, fingerprint={}, stop=stop, ranks=ranks))
-    return message["result"]
+    result: dict[str, Any] = message["result"]
+    return result
 
 
 def _pool(ranks: Ranks) -> TokenPool | None:

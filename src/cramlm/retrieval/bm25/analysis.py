@@ -101,7 +101,8 @@ class Analyzer:
         """Return the stem of each term."""
         if self.stemmer == "none":
             return list(terms)
-        return _pystemmer().Stemmer(self.stemmer).stemWords(list(terms))
+        stems: list[str] = _pystemmer().Stemmer(self.stemmer).stemWords(list(terms))
+        return stems
 
 
 PLAIN: Final = Analyzer()

@@ -206,7 +206,8 @@ class Statistics:
 def inverse_frequency(documents: int, frequencies: IntArray) -> Float64Array:
     """Return ln(1 + (N - df + 0.5) / (df + 0.5)), always > 0."""
     frequency: Float64Array = frequencies.astype(np.float64)
-    return np.log1p((documents - frequency + 0.5) / (frequency + 0.5))
+    weight: Float64Array = np.log1p((documents - frequency + 0.5) / (frequency + 0.5))
+    return weight
 
 
 def length_norms(lengths: Int32Array, statistics: Statistics, scoring: Scoring) -> Float64Array:
@@ -453,7 +454,8 @@ class SearchBatch:
     @property
     def _most_coarse(self) -> Float64Array:
         """Upper bound of each term's coarse impact: an impact is at most the rounded weight."""
-        return np.floor((self._weight + 0.5) / 2.0**self._shift) + 1
+        coarse: Float64Array = np.floor((self._weight + 0.5) / 2.0**self._shift) + 1
+        return coarse
 
     def _assert_no_overflow(self, local: IntArray) -> None:
         """Assert that no integer of the kernels can overflow in this batch (see the constants)."""

@@ -110,7 +110,8 @@ class Term(ABC):
     @property
     def kind(self) -> str:
         """The name of the term."""
-        return next(iter(self.configs.values())).kind
+        name: str = next(iter(self.configs.values())).kind
+        return name
 
     @property
     def weights(self) -> Mapping[str, float]:

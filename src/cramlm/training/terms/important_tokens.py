@@ -50,7 +50,8 @@ class TokenImportance(TokenHeadTerm):
     @property
     def positive_weight(self) -> float:
         """The weight of important tokens."""
-        return self.configs["task"].positive_weight
+        weight: float = self.configs["task"].positive_weight
+        return weight
 
 
 STOP_SHARE: Final = 0.3
