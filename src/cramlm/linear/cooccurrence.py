@@ -9,9 +9,9 @@ seconds. The vocabulary head is tied to the embedding, so it starts from the sam
 
 Words: a word that no labelled text shows lies near those that they do; the passages retrieved for one task are too few to place it. The
 most frequent words are factorized; the row of a rarer one is multiplied by the projection that takes a row to its vector (folding-in;
-Berry, Dumais and O'Brien 1995), for a fraction of the time and memory. No
-label and no task decides anything here: passages that equal a dev or test text are counted like all others. `<store>/word-vectors/<key>/`
-holds the files of `WordVectors`. Settings of both, and what they are worth: docs/log.md.
+Berry, Dumais and O'Brien 1995), for a fraction of the time and memory. No label and no task decides anything here: passages that equal a
+dev or test text are counted like all others. `<store>/word-vectors/<key>/` holds the files of `WordVectors`. Settings of both, and what
+they are worth: docs/log.md.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ WORD_CONTEXTS: Final = 8192  # words that are counted as contexts, the most freq
 MIN_COUNT: Final = 3
 """A rarer word has no vector."""
 MIN_FOLDED_COUNT: Final = 10
-"""Of words that are not factorized."""
+"""A word that is neither factorized nor this frequent has no vector."""
 MAX_BYTES: Final = 600_000_000
 """Of a larger corpus, passages at equal distances are counted."""
 _SHARED_PASSAGES: Final = 20_000  # that the shared direction is taken from
@@ -107,7 +107,7 @@ def list_contexts(ids, starts, first, end, column, weights, entries):  # type: i
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Contexts:
-    """What tokens are counted with.
+    """The contexts in which tokens are counted.
 
     column: int64 (tokens,), the column of each token as a context, -1 for none. weights: int32 (window,), of a context by its distance.
     shares: float64 (columns,), the smoothed probability of each context.
@@ -136,8 +136,14 @@ def ppmi(texts: Iterable[Tokens], token_counts: IntArray, *, contexts: int, wind
     for first in range(0, len(counts), _ROWS):
         near = counts[first : first + _ROWS].astype(np.float64)
         expected = np.maximum(near.sum(axis=1, keepdims=True) * shares, 1e-300)
-        matrix[first : first + _ROWS] = np.log(np.maximum(near, expected) / expected)
+        matrix[first : first + _ROWS] = _information(near, expected)
     return matrix, Contexts(column, weights, shares)
+
+
+def _information(near: npt.NDArray[Any], expected: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Positive pointwise mutual information of counts and of what would be expected without association (above 0), of equal shape."""
+    information: npt.NDArray[np.float64] = np.log(np.maximum(near, expected) / expected)
+    return information
 
 
 def singular_vectors(matrix: FloatArray, rank: int, *, seed: int) -> tuple[FloatArray, FloatArray]:
@@ -189,8 +195,8 @@ def _token_counts(texts: Sequence[Tokens], vocab_size: int) -> IntArray:
 def forecast_word_vectors(corpus_bytes: int) -> tuple[float, int]:
     """The seconds of one core and the resident bytes that `count_word_vectors` takes for this much text, roughly.
 
-    A text of n bytes has about 5.6 sqrt(n) words that are factorized, up to `FACTORIZED_WORDS`. The mapped text is resident,
-    too, unless the corpus is so large that it releases it.
+    A text of n bytes has about 5.6 sqrt(n) words that are factorized, up to `FACTORIZED_WORDS`. The mapped text is resident, too, unless
+    the corpus is so large that it releases it.
     """
     counted, words = min(corpus_bytes, MAX_BYTES), min(FACTORIZED_WORDS, int(5.6 * corpus_bytes**0.5))
     elements = words * min(words, WORD_CONTEXTS)
@@ -262,7 +268,7 @@ def _read_words(corpus: Corpus, emit: Emit) -> tuple[Vocabulary, list[tuple[Int3
 def _directions(texts: Sequence[tuple[Int32Array, IntArray]], counts: IntArray, total: int) -> npt.NDArray[np.float16]:
     """Rows of length 1, (words, WIDTH) float16. texts: numbers of words; `len(counts)` stands for every other word."""
     frequent = counts[:FACTORIZED_WORDS]
-    others = len(frequent)  # the number of all words that are not factorized
+    others = len(frequent)  # the id of every word that is not factorized
     tokens = (Tokens(np.minimum(ids, others).view(np.uint32), offsets, np.arange(len(offsets) - 1)) for ids, offsets in texts)
     matrix, contexts = ppmi(tokens, np.append(frequent, total - frequent.sum()), contexts=WORD_CONTEXTS, window=WORD_WINDOW)
     rank = min(WIDTH, *matrix.shape)
@@ -287,8 +293,8 @@ def rare_rows(texts: Sequence[tuple[Int32Array, IntArray]], first: int, end: int
         counts = counts + scipy.sparse.csr_matrix((weights, (rows, columns)), shape=shape)
     sums = np.asarray(counts.sum(axis=1, dtype=np.float64)).ravel()
     expected = np.repeat(sums, np.diff(counts.indptr)) * contexts.shares[counts.indices]
-    information = np.log(np.maximum(counts.data, expected) / expected).astype(np.float32)
-    return scipy.sparse.csr_matrix((information, counts.indices, counts.indptr), shape=shape)
+    information = _information(counts.data, expected)
+    return scipy.sparse.csr_matrix((information.astype(np.float32), counts.indices, counts.indptr), shape=shape)
 
 
 def _shared_direction(vectors: WordVectors, texts: Sequence[tuple[Int32Array, IntArray]]) -> FloatArray:
