@@ -1,4 +1,5 @@
-"""Arrays as .npy files and tables as Arrow IPC files, written and read through Python's own file objects; offsets of ragged arrays, rows.
+"""Arrays as .npy files and tables as Arrow IPC files, written and read through Python's own file objects; arrays that are cached on disk
+(`cached_on_disk`); offsets of ragged arrays, rows.
 
 Python's files report a full or broken disk as OSError. NumPy passes a real file to C's stdio and loses its errors: on a full disk `np.save`
 returns normally and leaves a truncated file. pyarrow is imported when a table is first written or read (0.2 CPU seconds).
@@ -6,12 +7,18 @@ returns normally and leaves a truncated file. pyarrow is imported when a table i
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import hashlib
 import io
 import mmap
-from collections.abc import Iterable, Iterator, Sequence
+import os
+import tempfile
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -249,3 +256,76 @@ def text_buffers(column: Any) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int
 
 def _damaged(path: Path, reason: object) -> ArtifactError:
     return ArtifactError(f"{path}: damaged ({' '.join(str(reason).split())[:120]}); delete the folder and build it again")
+
+
+Arrays: TypeAlias = tuple[npt.NDArray[Any], ...]
+_DIGEST: Final = 32  # bytes of SHA-256, at the beginning of a file
+
+
+def cached_on_disk(*sources: str) -> Callable[[Callable[[], Arrays]], Callable[[], Arrays]]:
+    """Return a decorator for a slow function without arguments whose arrays depend on these source files and on Python's Unicode alone.
+
+    The next process reads the arrays from the folder that also holds the machine code of kernels (compiled.py). A file that is missing,
+    damaged or cannot be written only costs time.
+    """
+
+    def decorate(compute: Callable[[], Arrays]) -> Callable[[], Arrays]:
+        @functools.cache
+        def load_or_compute() -> Arrays:
+            content = b"".join(Path(source).read_bytes() for source in sources)
+            digest = hashlib.sha256(unicodedata.unidata_version.encode() + content).hexdigest()
+            name = f"{compute.__name__.strip('_')}-{digest[:12]}.tables"
+            folders = list(cache_folders(Path(sources[0]).parent, os.environ.get("NUMBA_CACHE_DIR", "")))
+            for folder in folders:
+                if (arrays := _read_cached(folder / name)) is not None:
+                    return arrays
+            arrays = compute()
+            any(_write_cached(folder / name, arrays) for folder in folders)
+            return arrays
+
+        return load_or_compute
+
+    return decorate
+
+
+def cache_folders(folder: Path, chosen: str) -> Iterator[Path]:
+    """Yield folders to keep what is computed from the source files in `folder`, best first. chosen: by the user, may be empty."""
+    if chosen:
+        yield Path(chosen)
+    yield folder / "__pycache__"
+    with contextlib.suppress(RuntimeError):  # a user without a home
+        yield Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cramlm" / "kernels"
+
+
+def _read_cached(path: Path) -> Arrays | None:
+    """Return the arrays of a file, None if it is missing or damaged."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return None
+    digest, body = content[:_DIGEST], content[_DIGEST:]
+    if hashlib.sha256(body).digest() != digest:
+        return None
+    file, arrays = io.BytesIO(body), []
+    while file.tell() < len(body):
+        arrays.append(np.lib.format.read_array(file, allow_pickle=False))
+    return tuple(arrays)
+
+
+def _write_cached(path: Path, arrays: Arrays) -> bool:
+    """Write arrays; return False if the disk refuses."""
+    body = io.BytesIO()
+    for array in arrays:
+        np.lib.format.write_array(body, np.ascontiguousarray(array), allow_pickle=False)
+    temporary = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            temporary = Path(file.name)
+            file.write(hashlib.sha256(body.getvalue()).digest() + body.getvalue())
+        temporary.replace(path)
+    except OSError:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+        return False
+    return True

@@ -20,7 +20,7 @@ from numba.core import config, types
 from numba.core.caching import FunctionCache
 from numba.core.runtime.nrt import rtsys
 
-from cramlm.storage.tables import cache_folders
+from cramlm.storage.arrays import cache_folders
 
 
 def jit(function: Callable[..., Any], *, fastmath: set[str] | bool = False, inline: bool = False) -> Any:

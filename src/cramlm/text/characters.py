@@ -16,7 +16,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from cramlm.storage.tables import stored
+from cramlm.storage.arrays import cached_on_disk
 
 Blocks: TypeAlias = tuple[tuple[int, int], ...]
 """First and last code point of each block."""
@@ -122,7 +122,7 @@ def all_invisible() -> Blocks:
     return tuple((first, last) for first, last in _marks_and_invisible()[1].tolist())
 
 
-@stored(__file__)
+@cached_on_disk(__file__)
 def _marks_and_invisible() -> tuple[npt.NDArray[Any], ...]:
     """Return the blocks of marks and of invisible characters, int64 (blocks, 2)."""
     return tuple(np.array(blocks_of(belongs, _WITH_MARKS), np.int64) for belongs in (is_mark, is_invisible))

@@ -21,8 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cramlm.records import IntArray
-from cramlm.storage.arrays import joined
-from cramlm.storage.tables import stored
+from cramlm.storage.arrays import cached_on_disk, joined
 from cramlm.text import characters, kernels
 from cramlm.text.characters import HAN_AND_KANA, OTHER_SPACELESS, STACKING, all_marks, blocks_of, is_letter, table_of
 
@@ -114,7 +113,7 @@ def _character_classes() -> npt.NDArray[np.uint8]:
     return classes
 
 
-@stored(__file__, characters.__file__, kernels.__file__)
+@cached_on_disk(__file__, characters.__file__, kernels.__file__)
 def _classes() -> tuple[npt.NDArray[Any], ...]:
     """Return the classes below 0x110000, without those at the end that are OTHER."""
     letters = blocks_of(is_letter, range(0x20000))  # above are scripts without spaces, and variation selectors

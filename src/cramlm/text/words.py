@@ -16,8 +16,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from cramlm.storage.arrays import read_only
-from cramlm.storage.tables import stored
+from cramlm.storage.arrays import cached_on_disk, read_only
 from cramlm.text import characters
 from cramlm.text.characters import (
     HAN_AND_KANA,
@@ -350,7 +349,7 @@ def _separators() -> re.Pattern[str]:
     return re.compile(f"[{character_set(blocks, ((0x1F000, 0x1FAFF), (0xE0000, 0xE00FF)))}]+")
 
 
-@stored(__file__, characters.__file__)
+@cached_on_disk(__file__, characters.__file__)
 def _separating() -> tuple[npt.NDArray[np.int64], ...]:
     """Return the blocks of separators of the basic plane, int64 (blocks, 2)."""
     separating = blocks_of(lambda one: not (is_letter(one) or is_mark(one) or is_unknown(one)), range(0x80, 0x10000))

@@ -21,9 +21,8 @@ from cramlm.errors import EnvironmentFault, UsageError, brief
 from cramlm.records import Int32Array, IntArray
 from cramlm.retrieval.bm25 import analysis_kernels as kernels
 from cramlm.retrieval.bm25.terms import ANALYZER, PAIRS, kind_of, split_terms
-from cramlm.storage.arrays import joined, offsets_of, read_only
+from cramlm.storage.arrays import cached_on_disk, joined, offsets_of, read_only
 from cramlm.storage.artifacts import hash_json
-from cramlm.storage.tables import stored
 from cramlm.text import characters
 from cramlm.text.characters import is_unknown, normalise
 
@@ -268,7 +267,7 @@ def character_table() -> _Table:
     return codes, expansions
 
 
-@stored(__file__, characters.__file__)
+@cached_on_disk(__file__, characters.__file__)
 def _character_table() -> tuple[npt.NDArray[Any], ...]:
     """Return the table below 0x40000, from `_TAGS` on, and the folded forms. Entries: kind, flags and the index of the folded form.
 

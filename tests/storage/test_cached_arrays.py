@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cramlm.storage.tables import Arrays, stored
+from cramlm.storage.arrays import Arrays, cached_on_disk
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def table(source: Path, calls: list[int]) -> Callable[[], Arrays]:
     """Return a function that is decorated as in a new process, and counts its computations."""
 
-    @stored(str(source))
+    @cached_on_disk(str(source))
     def numbers() -> Arrays:
         calls.append(1)
         return np.arange(5, dtype=np.int32), np.zeros((0, 2), np.int64)
