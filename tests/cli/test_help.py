@@ -16,7 +16,7 @@ from cramlm.cli import options
 from cramlm.cli.app import PANELS, app
 from cramlm.cli.help import MAX_WIDTH, RENAMED_OPTIONS, repeat_options, replace_old_spellings, split_help
 from cramlm.config.run import Duplicates, OnBadRow
-from cramlm.inference.combined import ModelPart
+from cramlm.inference.linear import ModelPart
 from cramlm.pipeline.trackers import PACKAGES
 from cramlm.recipes.recipe import PRESETS
 from cramlm.records import TaskKind

@@ -12,8 +12,7 @@ import pytest
 
 from commands import imported_by, printed
 from cramlm.errors import ArtifactError, UsageError
-from cramlm.inference.combined import COMBINATION_FOLDER, CombinedModels, CombinedPredictor
-from cramlm.inference.linear import LinearPredictor
+from cramlm.inference.linear import COMBINATION_FOLDER, CombinedModels, CombinedPredictor, LinearPredictor
 from cramlm.inference.predictor import Predictor
 from cramlm.serving.batching import load_model
 from cramlm.storage.artifacts import MANIFEST

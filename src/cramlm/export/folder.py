@@ -5,7 +5,7 @@ Of an encoder, a plain Hugging Face folder:
     mlm/                the language model with its vocabulary head, as a folder of the same kind; only if that head was trained
     prompt.json         patterns and words of a model with a prompt (its first two files are a language model, and there is no mlm/);
                         beside it prompt.safetensors with the learned vectors
-    combination/        linear models and how they are combined with the encoder (inference/combined.py)
+    combination/        linear models and how they are combined with the encoder (inference/linear.py)
 Of a linear model, which needs neither torch nor transformers:
     linear.json, linear.safetensors, words.*           the model (linear/model.py)
 Of both:

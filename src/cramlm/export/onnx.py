@@ -31,8 +31,8 @@ from cramlm.evaluation.evaluate import predict_logits, sequences_of
 from cramlm.evaluation.kinds import KINDS
 from cramlm.export.onnx_graph import write_graph
 from cramlm.inference.base import SETTINGS_FILE, are_pairs, facts_of
-from cramlm.inference.combined import COMBINATION_FOLDER, CombinedModels, has_combination
 from cramlm.inference.folders import model_of
+from cramlm.inference.linear import COMBINATION_FOLDER, CombinedModels, has_combination
 from cramlm.inference.onnx import GRAPH_FILE, OnnxPredictor
 from cramlm.inference.predictor import folder_of_form, texts_for_check
 from cramlm.linear.files import is_linear

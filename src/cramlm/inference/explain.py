@@ -25,8 +25,8 @@ import numpy as np
 from cramlm.config.run import CorpusConfig
 from cramlm.errors import EnvironmentFault, UsageError
 from cramlm.inference.base import BasePredictor
-from cramlm.inference.combined import ModelPart
 from cramlm.inference.folders import run_of
+from cramlm.inference.linear import ModelPart
 from cramlm.records import TaskKind
 from cramlm.retrieval.index import CATALOG, ExplainedHit, Index, build_catalog
 from cramlm.retrieval.selection import SelectionTable

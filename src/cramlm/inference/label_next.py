@@ -22,8 +22,7 @@ from cramlm.data.task import text_key
 from cramlm.errors import UsageError
 from cramlm.evaluation.kinds import KINDS
 from cramlm.inference.base import BasePredictor
-from cramlm.inference.combined import CombinedPredictor
-from cramlm.inference.linear import LinearPredictor, divided_texts
+from cramlm.inference.linear import CombinedPredictor, LinearPredictor, divided_texts
 from cramlm.inference.onnx import OnnxPredictor
 from cramlm.records import Example, FloatArray, IntArray
 

@@ -20,8 +20,16 @@ from cramlm.evaluation.combination import ENCODER
 from cramlm.evaluation.confidence import Confidence, load_confidence, usable_confidence
 from cramlm.evaluation.kinds import AnyScores, require_single_label
 from cramlm.inference.base import EncoderPredictor, are_pairs, check_texts, facts_of
-from cramlm.inference.combined import CombinedModels, CombinedPredictor, ModelPart, confidence_in, has_combination, load_linear
 from cramlm.inference.folders import model_of, run_of
+from cramlm.inference.linear import (
+    CombinedModels,
+    CombinedPredictor,
+    LinearPredictor,
+    ModelPart,
+    confidence_in,
+    has_combination,
+    load_linear,
+)
 from cramlm.linear.files import is_linear
 from cramlm.model.huggingface.config import CONFIG_FILE, TOKENIZER_CONFIG_FILE, WEIGHTS_FILE, kind_of, read_json
 from cramlm.model.tokenizer import TOKENIZER_FILE, UNCUT
@@ -30,7 +38,6 @@ from cramlm.storage.artifacts import MANIFEST, check_files
 
 if TYPE_CHECKING:
     from cramlm.config.retriever import Pooling
-    from cramlm.inference.linear import LinearPredictor
     from cramlm.inference.onnx import OnnxPredictor
     from cramlm.model.huggingface.folder import LoadedModel
     from cramlm.model.model import Precision

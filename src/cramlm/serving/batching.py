@@ -23,7 +23,7 @@ import numpy as np
 
 from cramlm.evaluation.confidence import Confidence, usable_confidence
 from cramlm.inference.base import BasePredictor
-from cramlm.inference.combined import ModelPart, confidence_in
+from cramlm.inference.linear import ModelPart, confidence_in
 from cramlm.inference.predictor import load_predictor
 from cramlm.model.tokenizer import UNCUT
 from cramlm.records import FloatArray, IntArray

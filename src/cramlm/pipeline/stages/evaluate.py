@@ -23,8 +23,7 @@ from cramlm.evaluation.evaluate import example_logits, outputs_of
 from cramlm.evaluation.kinds import KINDS, METRIC_NAMES, DevScorer, format_metric, main_metric, score_test
 from cramlm.evaluation.logit_adjustment import choose_adjustment
 from cramlm.export.folder import publish_encoder, publish_linear
-from cramlm.inference.combined import CombinedModels
-from cramlm.inference.linear import LinearPredictor
+from cramlm.inference.linear import CombinedModels, LinearPredictor
 from cramlm.linear.model import LinearModel
 from cramlm.model.huggingface.folder import LoadedModel
 from cramlm.model.tokenizer import Tokenizer
