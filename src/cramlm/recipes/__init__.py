@@ -18,42 +18,191 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final, Literal
 
+from cramlm.config.run import Bm25Config, PhaseConfig, RandomConfig
+from cramlm.config.terms import ImportantTokens, Mlm
 from cramlm.errors import UsageError
-from cramlm.recipes.methods import bayes as bayes
-from cramlm.recipes.methods import dapt as dapt
-from cramlm.recipes.methods import dapt_tapt as dapt_tapt
-from cramlm.recipes.methods import external_only as external_only
-from cramlm.recipes.methods import knn_tapt as knn_tapt
-from cramlm.recipes.methods import labels_only as labels_only
-from cramlm.recipes.methods import no_stage_2 as no_stage_2
-from cramlm.recipes.methods import pet as pet
-from cramlm.recipes.methods import plm as plm
-from cramlm.recipes.methods import prompt as prompt
-from cramlm.recipes.methods import random_retrieval as random_retrieval
-from cramlm.recipes.methods import selective_masking as selective_masking
-from cramlm.recipes.methods import selective_masking_random as selective_masking_random
-from cramlm.recipes.methods import soft_prompt as soft_prompt
-from cramlm.recipes.methods import static as static
-from cramlm.recipes.methods import tapt as tapt
-from cramlm.recipes.methods import task_text_only as task_text_only
-from cramlm.recipes.methods import tfidf as tfidf
-from cramlm.recipes.methods import tlm as tlm
-from cramlm.recipes.methods import tlm_plain as tlm_plain
 from cramlm.recipes.paper import PaperRecipe, paper_recipe
-from cramlm.recipes.recipe import DEFAULT_BUDGET as DEFAULT_BUDGET
+from cramlm.recipes.recipe import (
+    BERT_MASKS,
+    MLM_ON_TASK,
+    TAPT_PASSES,
+    distil_phase,
+    on_task_text,
+    text_phase,
+    vectors_phase,
+    with_terms,
+    without_teacher,
+)
 from cramlm.recipes.recipe import PRESETS as PRESETS
 from cramlm.recipes.recipe import EncoderRecipe as EncoderRecipe
 from cramlm.recipes.recipe import LinearRecipe as LinearRecipe
 from cramlm.recipes.recipe import Recipe as Recipe
-from cramlm.recipes.recipe import encoder_for_budget as encoder_for_budget
 from cramlm.recipes.recipe import finetune_phase as finetune_phase
 from cramlm.recipes.recipe import joint_phase as joint_phase
-from cramlm.recipes.recipe import on_checkpoint as on_checkpoint
 from cramlm.recipes.recipe import with_preset as with_preset
 
+SCORER_PASSES: Final = 10.0
+STATIC_TOKENS: Final = 3_000_000
+"""Tokens of the selection of `static`: about what tlm retrieves with a budget of four minutes on two cores."""
+
+_DAPT: Final = text_phase("dapt", external=1, task=0, terms=(Mlm(on="external"),), max_passes=1.0)
+_TAPT: Final = text_phase("tapt", external=0, task=1, terms=(Mlm(on="task"),), max_passes=TAPT_PASSES)
+
+tlm = EncoderRecipe(
+    "tlm",
+    "retrieve with every training text, learn language and labels together, then the labels",
+    (joint_phase(), finetune_phase()),
+    Bm25Config(),
+)
+tlm_plain = EncoderRecipe(
+    "tlm-plain",
+    "tlm with what the paper has alone: no teacher, no co-occurrence embeddings, no label smoothing, no logit adjustment",
+    (without_teacher(joint_phase()), without_teacher(finetune_phase())),
+    Bm25Config(),
+    embedding_init="random",
+    logit_adjustment="none",
+)
 tlm_small, tlm_medium, tlm_large = paper_recipe("small"), paper_recipe("medium"), paper_recipe("large")
+# The controls: one change each from tlm (docs/concepts/recipes.md).
+random_retrieval = EncoderRecipe(
+    "random-retrieval",
+    "control: tlm on random passages in place of retrieved ones; what retrieval adds",
+    (joint_phase(), finetune_phase()),
+    RandomConfig(),
+)
+external_only = EncoderRecipe(
+    "external-only",
+    "control: tlm without task text in the joint phase; what joint learning adds",
+    (with_terms(joint_phase(), lambda term: term.on == "external").model_copy(update={"task": 0}), finetune_phase()),
+    Bm25Config(),
+)
+task_text_only = EncoderRecipe(
+    "task-text-only",
+    "control: tlm without external text in the joint phase; what external text adds",
+    (on_task_text(joint_phase()), finetune_phase()),
+)
+no_stage_2 = EncoderRecipe(
+    "no-stage-2",
+    "control: tlm without the fine-tuning phase; what it adds",
+    (joint_phase(),),
+    Bm25Config(),
+)
+labels_only = EncoderRecipe(
+    "labels-only",
+    "control: tlm without the joint phase; what it adds",
+    (finetune_phase(),),
+)
+# From a checkpoint: phases get the settings of `from_checkpoint`.
+plm = EncoderRecipe(
+    "plm",
+    "fine-tune a checkpoint",
+    (finetune_phase(),),
+    start="checkpoint",
+)
+dapt = EncoderRecipe(
+    "dapt",
+    "go on pretraining a checkpoint on the domain's corpus, then fine-tune",
+    (_DAPT, finetune_phase()),
+    RandomConfig(),
+    start="checkpoint",
+)
+tapt = EncoderRecipe(
+    "tapt",
+    "go on pretraining a checkpoint on the task's own text, then fine-tune",
+    (_TAPT, finetune_phase()),
+    start="checkpoint",
+)
+dapt_tapt = EncoderRecipe(
+    "dapt+tapt",
+    "the domain's corpus, then the task's text, then fine-tune a checkpoint",
+    (_DAPT, _TAPT, finetune_phase()),
+    RandomConfig(),
+    start="checkpoint",
+)
+knn_tapt = EncoderRecipe(
+    "knn-tapt",
+    "go on pretraining a checkpoint on the training texts and their neighbours in the corpus, then fine-tune",
+    (text_phase("knn-tapt", external=4, task=1, terms=(Mlm(on="external"), MLM_ON_TASK)), finetune_phase()),
+    Bm25Config(top_k=50),
+    start="checkpoint",
+)
+
+
+def _selective_masking(name: str, summary: str, kind: Literal["scored", "scored-control"]) -> EncoderRecipe:
+    """Selective masking (Gu et al. 2020): mask the words that matter to the labels, found by a scorer that was trained on the labels.
+
+        general MLM -> tuned on the labels -> scorer: learns which words the tuned model needs
+             `-------> MLM on the retrieved text, masking what the scorer finds -> fine-tuned
+
+    Masks, passes of the scorer and its positive weight are the paper's. Its general and its in-domain corpus are both the retrieved text;
+    from a checkpoint, the checkpoint takes the place of the general phase. The control masks as many tokens at random.
+    """
+    text = text_phase("genept", external=1, task=0, terms=(Mlm(on="external"),)).model_copy(update={"masking": BERT_MASKS})
+    tune = finetune_phase().model_copy(update={"name": "tune"})
+    learns = {"terms": (ImportantTokens(),), "passes": SCORER_PASSES, "keep": "last"}
+    scorer = finetune_phase().model_copy(update={"name": "scorer", **learns})
+    masks = BERT_MASKS.model_copy(update={"kind": kind, "scores_of": "scorer"})
+
+    def masked(start_from: str) -> PhaseConfig:
+        return text.model_copy(update={"name": "taskpt", "start_from": start_from, "masking": masks})
+
+    return EncoderRecipe(
+        name,
+        summary,
+        (text, tune, scorer, masked("genept"), finetune_phase()),
+        Bm25Config(),
+        phases_on_checkpoint=(tune, scorer, masked("start"), finetune_phase()),
+    )
+
+
+selective_masking = _selective_masking(
+    "selective-masking", "pretrain with masks on the words that matter to the labels, then fine-tune", "scored"
+)
+selective_masking_random = _selective_masking(
+    "selective-masking-random", "control: selective-masking with as many masks at random; what the choice adds", "scored-control"
+)
+# Labels as words that fill in a mask (docs/guides/prompts.md).
+prompt = EncoderRecipe(
+    "prompt",
+    "tlm with labels as words that fill in a mask; from a checkpoint fine-tuning alone",
+    (joint_phase(), finetune_phase()),
+    Bm25Config(),
+    phases_on_checkpoint=(finetune_phase(),),
+    head="prompt",
+)
+_LABELS: Final = without_teacher(finetune_phase())
+pet = EncoderRecipe(
+    "pet",
+    "prompt without a linear teacher, then once more with its own pseudo-labels of the retrieved text",
+    (without_teacher(joint_phase()), _LABELS, distil_phase(teacher="finetune", start="joint")),
+    Bm25Config(),
+    phases_on_checkpoint=(_LABELS, distil_phase(teacher="finetune", start="start")),
+    head="prompt",
+)
+soft_prompt = EncoderRecipe(
+    "soft-prompt",
+    "language alone, then vectors before the text that learn the labels, the encoder frozen; from a checkpoint these alone",
+    (text_phase("joint", external=4, task=1, terms=(Mlm(on="external"), MLM_ON_TASK)), vectors_phase()),
+    Bm25Config(),
+    phases_on_checkpoint=(vectors_phase(),),
+    head="soft-prompt",
+)
+# Linear models.
+static = LinearRecipe(
+    "static",
+    "logistic regression on TF-IDF and averaged word vectors of the corpus; no encoder",
+    "static",
+    Bm25Config(max_tokens=STATIC_TOKENS),
+)
+bayes = LinearRecipe(
+    "bayes",
+    "naive Bayes on labelled and retrieved texts, by expectation-maximization; no encoder",
+    "bayes",
+    Bm25Config(max_tokens=STATIC_TOKENS),
+)
+tfidf = LinearRecipe("tfidf", "logistic regression on TF-IDF alone; no raw text, no encoder", "tfidf")
 
 _ALL: tuple[Recipe, ...] = (
     *(tlm, tlm_plain, tlm_small, tlm_medium, tlm_large),
