@@ -14,8 +14,7 @@ import pytest
 
 from commands import python
 from cramlm.errors import ArtifactError, DataError, UsageError
-from cramlm.export.onnx import export_onnx
-from cramlm.export.onnx_graph import write_graph
+from cramlm.export.onnx import export_onnx, write_graph
 from cramlm.inference.onnx import OnnxPredictor
 from cramlm.inference.predictor import Predictor, load_predictor
 from cramlm.model.model import Model
