@@ -12,8 +12,8 @@ from commands import printed
 from cramlm.errors import ArtifactError, CramError, UsageError
 from cramlm.inference.base import word_spans
 from cramlm.inference.explain import explain, explain_at, log_odds, nearest_passages
-from cramlm.inference.folders import model_of, run_of
-from cramlm.inference.predictor import Predictor, held_out
+from cramlm.inference.folders import held_out, model_of, run_of
+from cramlm.inference.predictor import Predictor
 from cramlm.model.tokenizer import Tokenizer
 from cramlm.retrieval.selection import SelectionTable
 from tiny_task import TOPICS

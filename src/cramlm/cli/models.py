@@ -402,9 +402,9 @@ def label_next(
     """
     check_address_space_of_model(model, "label-next")
     from cramlm.data.task import read_examples
-    from cramlm.inference.folders import columns_of, model_of
+    from cramlm.inference.folders import columns_of, model_of, task_of
     from cramlm.inference.label_next import label_next as choose
-    from cramlm.inference.predictor import load_predictor, task_of
+    from cramlm.inference.predictor import load_predictor
     from cramlm.storage.artifacts import publish_file, refuse_output
 
     separator = None

@@ -36,10 +36,9 @@ from cramlm.evaluation.confidence import CONFIDENCE_FILE, ConfidenceFile
 from cramlm.evaluation.evaluate import predict_logits, sequences_of
 from cramlm.evaluation.kinds import KINDS
 from cramlm.inference.base import SETTINGS_FILE, are_pairs, facts_of
-from cramlm.inference.folders import model_of
+from cramlm.inference.folders import folder_of_form, model_of, texts_for_check
 from cramlm.inference.linear import COMBINATION_FOLDER, CombinedModels, has_combination
 from cramlm.inference.onnx import GRAPH_FILE, OnnxPredictor
-from cramlm.inference.predictor import folder_of_form, texts_for_check
 from cramlm.linear.files import is_linear
 from cramlm.model.encoder import BertEncoder, Encoder, ModernBertEncoder, Norm
 from cramlm.model.heads import BertClassifier, Classifier, ModernBertClassifier

@@ -23,9 +23,9 @@ import numpy as np
 from safetensors.torch import load
 
 from cramlm.errors import ArtifactError, UsageError, counted
-from cramlm.inference.folders import model_of
+from cramlm.inference.folders import folder_of_form, model_of, texts_for_check
 from cramlm.inference.onnx import GRAPH_FILE
-from cramlm.inference.predictor import Predictor, folder_of_form, texts_for_check
+from cramlm.inference.predictor import Predictor
 from cramlm.linear.files import is_linear
 from cramlm.model.huggingface.config import CONFIG_FILE, TOKENIZER_CONFIG_FILE, WEIGHTS_FILE, read_json
 from cramlm.model.prompts import PROMPT_FILE

@@ -1,4 +1,4 @@
-"""Which folder a path argument means: the same for every command on a finished model.
+"""Which folder a path argument means, the same for every command on a finished model; the run that a model lies in, and its texts.
 
     runs/mine            a run: its export/
     runs/mine/export     an encoder or a linear model, also copied out of its run
@@ -13,18 +13,20 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
-from cramlm.data.task import RowFormat
-from cramlm.errors import ArtifactError
+from cramlm.data.task import KIND as TASK
+from cramlm.data.task import RowFormat, load_task
+from cramlm.errors import ArtifactError, UsageError
 from cramlm.inference.base import facts_of
 from cramlm.inference.onnx import GRAPH_FILE
 from cramlm.linear.files import is_linear
 from cramlm.model.huggingface.config import CONFIG_FILE, read_json
 from cramlm.model.prompts import PROMPT_FILE
 from cramlm.pipeline.run_folder import CONFIG, EXPORT
+from cramlm.records import Example, Task
 from cramlm.storage.artifacts import MANIFEST, kind_of_artifact
 
 FolderKind: TypeAlias = Literal["encoder", "linear", "onnx", "language model", "encoder without classifier"]
@@ -106,6 +108,53 @@ def run_at(path: Path, command: str) -> Path:
     if not path.is_dir():
         raise ArtifactError(f"{path}: {_missing(path)}")
     raise ArtifactError(f"{path}: {_runs_below(path) or f'not a run (no {CONFIG}); pass the output folder of `cramlm fit`'}")
+
+
+def task_of(model: Path) -> Task | None:
+    """Return the task of the run that a model lies in; None outside of a run, or if the run stores none.
+
+    Raises:
+        ArtifactError: if the copy is damaged.
+    """
+    run = run_of(model)
+    return None if run is None or not (run / TASK / MANIFEST).is_file() else load_task(run)
+
+
+def texts_for_check(path: Path, texts: Sequence[Example] | None, *, of: str, limit: int) -> Sequence[Example]:
+    """At most `limit` texts on which another form of the model at `path` is compared with the model: `texts`, by default those of its run.
+
+    of: what the message says is compared.
+
+    Raises:
+        UsageError: if there are none.
+    """
+    if texts is None:
+        if (run := run_of(path)) is None:
+            raise UsageError(f"{path}: is not in a run, so there are no texts to check {of} on; pass --texts FILE")
+        texts = held_out(run, limit=limit)
+    if not texts:
+        raise UsageError(f"there are no texts to check {of} on; pass --texts FILE")
+    return texts[:limit]
+
+
+def folder_of_form(path: Path, name: str) -> Path:
+    """The default folder of another form of the model at `path`: `name` in its run, or beside a model outside of a run."""
+    run, folder = run_of(path), model_of(path)
+    return run / name if run is not None else folder.parent / f"{folder.resolve().name}-{name}"
+
+
+def held_out(run: Path, *, limit: int) -> list[Example]:
+    """At most `limit` dev and test examples, evenly spaced, from the task stored in the run.
+
+    Raises:
+        UsageError: if the run stores none. ArtifactError: if the copy is damaged.
+    """
+    if not (run / TASK / MANIFEST).is_file():
+        raise UsageError(f"{run}: stores no texts of its task; run the same `cramlm fit` again, which adds them, or pass --texts FILE")
+    task = load_task(run)
+    examples = task.dev + task.test
+    stride = max(1, -(-len(examples) // limit))
+    return list(examples[::stride])
 
 
 def _unsuitable(kind: FolderKind, folder: Path) -> str:

@@ -28,9 +28,8 @@ from cramlm.data.validation import Finding, LabelledFile
 from cramlm.errors import UsageError, brief
 from cramlm.evaluation.kinds import check_labels
 from cramlm.inference.base import are_pairs, check_texts, facts_of
-from cramlm.inference.folders import model_of, run_of
+from cramlm.inference.folders import model_of, run_of, task_of
 from cramlm.inference.linear import COMBINATION_FOLDER
-from cramlm.inference.predictor import task_of
 from cramlm.linear.files import Setting, is_linear
 from cramlm.linear.model import LinearModel
 from cramlm.linear.teacher import TRAINING_TEXTS_FILE, out_of_fold_labels

@@ -13,14 +13,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
-from cramlm.data.task import KIND as TASK
-from cramlm.data.task import load_task
 from cramlm.errors import UsageError
 from cramlm.evaluation.combination import ENCODER
 from cramlm.evaluation.confidence import Confidence, load_confidence, usable_confidence
 from cramlm.evaluation.kinds import AnyScores, require_single_label
 from cramlm.inference.base import EncoderPredictor, are_pairs, check_texts, facts_of
-from cramlm.inference.folders import model_of, run_of
+from cramlm.inference.folders import model_of
 from cramlm.inference.linear import (
     CombinedModels,
     CombinedPredictor,
@@ -33,8 +31,8 @@ from cramlm.inference.linear import (
 from cramlm.linear.files import is_linear
 from cramlm.model.huggingface.config import CONFIG_FILE, TOKENIZER_CONFIG_FILE, WEIGHTS_FILE, kind_of, read_json
 from cramlm.model.tokenizer import TOKENIZER_FILE, UNCUT
-from cramlm.records import LINEAR_NAMES, Example, FloatArray, IntArray, Task, TaskKind
-from cramlm.storage.artifacts import MANIFEST, check_files
+from cramlm.records import LINEAR_NAMES, Example, FloatArray, IntArray, TaskKind
+from cramlm.storage.artifacts import check_files
 
 if TYPE_CHECKING:
     from cramlm.config.retriever import Pooling
@@ -232,50 +230,3 @@ def kind_in(folder: Path) -> TaskKind:
 
         return kind_of_linear(folder)
     return kind_of(read_json(path), path) if path.is_file() else "classification"
-
-
-def task_of(model: Path) -> Task | None:
-    """Return the task of the run that a model lies in; None outside of a run, or if the run stores none.
-
-    Raises:
-        ArtifactError: if the copy is damaged.
-    """
-    run = run_of(model)
-    return None if run is None or not (run / TASK / MANIFEST).is_file() else load_task(run)
-
-
-def texts_for_check(path: Path, texts: Sequence[Example] | None, *, of: str, limit: int) -> Sequence[Example]:
-    """At most `limit` texts on which another form of the model at `path` is compared with the model: `texts`, by default those of its run.
-
-    of: what the message says is compared.
-
-    Raises:
-        UsageError: if there are none.
-    """
-    if texts is None:
-        if (run := run_of(path)) is None:
-            raise UsageError(f"{path}: is not in a run, so there are no texts to check {of} on; pass --texts FILE")
-        texts = held_out(run, limit=limit)
-    if not texts:
-        raise UsageError(f"there are no texts to check {of} on; pass --texts FILE")
-    return texts[:limit]
-
-
-def folder_of_form(path: Path, name: str) -> Path:
-    """The default folder of another form of the model at `path`: `name` in its run, or beside a model outside of a run."""
-    run, folder = run_of(path), model_of(path)
-    return run / name if run is not None else folder.parent / f"{folder.resolve().name}-{name}"
-
-
-def held_out(run: Path, *, limit: int) -> list[Example]:
-    """At most `limit` dev and test examples, evenly spaced, from the task stored in the run.
-
-    Raises:
-        UsageError: if the run stores none. ArtifactError: if the copy is damaged.
-    """
-    if not (run / TASK / MANIFEST).is_file():
-        raise UsageError(f"{run}: stores no texts of its task; run the same `cramlm fit` again, which adds them, or pass --texts FILE")
-    task = load_task(run)
-    examples = task.dev + task.test
-    stride = max(1, -(-len(examples) // limit))
-    return list(examples[::stride])
