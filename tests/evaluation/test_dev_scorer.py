@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from cramlm.config.run import DEV_METRICS
 from cramlm.data.labels import format_labels, format_number
-from cramlm.evaluation.evaluate import outputs_of
 from cramlm.evaluation.kinds import BF16_ERROR, KINDS, DevScorer
+from cramlm.evaluation.prediction import outputs_of
 from cramlm.records import LabelsPrediction, NumberPrediction, TaskKind
 
 UNSEEN = (*LABELS, "foreign", "other")  # dev may hold labels that training does not have

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from cramlm.errors import ArtifactError
-from cramlm.evaluation.evaluate import outputs_of, predict_logits
 from cramlm.evaluation.metrics import score
+from cramlm.evaluation.prediction import outputs_of, predict_logits
 from cramlm.export import folder as export
 from cramlm.export.folder import publish_encoder
 from cramlm.inference.predictor import Predictor

@@ -11,7 +11,7 @@ import torch
 
 from commands import cramlm, error_line
 from cramlm.errors import CramError, DataError, UsageError
-from cramlm.evaluation.evaluate import outputs_of, predict_logits, predict_logits_fast
+from cramlm.evaluation.prediction import outputs_of, predict_logits, predict_logits_fast
 from cramlm.inference.predictor import Predictor
 from cramlm.model.huggingface.folder import save_classifier
 from cramlm.model.model import Model

@@ -14,7 +14,7 @@ import torch
 from cramlm.config.run import EncoderConfig, PhaseConfig, PromptConfig
 from cramlm.config.terms import Classify, Mlm
 from cramlm.errors import ArtifactError, UsageError
-from cramlm.evaluation.evaluate import predict_logits, predict_logits_fast
+from cramlm.evaluation.prediction import predict_logits, predict_logits_fast
 from cramlm.model.huggingface.folder import load_classifier, save_prompted
 from cramlm.model.model import Model, ModelSpec, build_model
 from cramlm.model.prompts import Prompt, association, choose_words, head_of, read_passages, read_texts, resolve_prompt, text_room

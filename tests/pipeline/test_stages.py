@@ -14,7 +14,7 @@ from cramlm.config.run import CorpusConfig, RunConfig, load_config
 from cramlm.config.terms import Mlm
 from cramlm.data.corpus import build_corpus
 from cramlm.errors import ArtifactError
-from cramlm.evaluation.evaluate import sequences_of
+from cramlm.evaluation.prediction import sequences_of
 from cramlm.model.tokenizer import UNCUT, Tokenizer
 from cramlm.pipeline.context import Clock, FinishedPhase, RunContext, SelectedPassages
 from cramlm.pipeline.stages.text import report_task, tokens

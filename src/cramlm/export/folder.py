@@ -31,7 +31,7 @@ import torch
 
 from cramlm.errors import ArtifactError, counted, size
 from cramlm.evaluation.confidence import ConfidenceFile
-from cramlm.evaluation.evaluate import predict_logits, sequences_of_texts
+from cramlm.evaluation.prediction import predict_logits, sequences_of_texts
 from cramlm.export.card import model_card
 from cramlm.linear.model import LinearModel
 from cramlm.model.huggingface.folder import LoadedModel, load_classifier, load_mlm, save_classifier, save_mlm, save_prompted

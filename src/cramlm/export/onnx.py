@@ -33,8 +33,8 @@ from torch import Tensor, nn
 
 from cramlm.errors import ArtifactError, EnvironmentFault, UsageError, counted, size
 from cramlm.evaluation.confidence import CONFIDENCE_FILE, ConfidenceFile
-from cramlm.evaluation.evaluate import predict_logits, sequences_of
 from cramlm.evaluation.kinds import KINDS
+from cramlm.evaluation.prediction import predict_logits, sequences_of
 from cramlm.inference.base import SETTINGS_FILE, are_pairs, facts_of
 from cramlm.inference.folders import folder_of_form, model_of, texts_for_check
 from cramlm.inference.linear import COMBINATION_FOLDER, CombinedModels, has_combination

@@ -99,7 +99,7 @@ class Predictor(EncoderPredictor):
         return Predictor(self._loaded, precision="fp32") if self._labels_as_fp32 else None
 
     def compute(self, texts: Sequence[str], pairs: Sequence[str | None] | None) -> tuple[FloatArray, IntArray]:
-        from cramlm.evaluation.evaluate import lengths_of, outputs_of, predict_logits, predict_logits_fast
+        from cramlm.evaluation.prediction import lengths_of, outputs_of, predict_logits, predict_logits_fast
 
         model, pad_id = self._loaded.model, self._loaded.tokenizer.pad_id
         sequences = self._sequences(texts, pairs, max_length=self.max_length)
@@ -110,13 +110,13 @@ class Predictor(EncoderPredictor):
         return outputs_of(self.kind, logits), lengths_of(model, sequences)
 
     def whole_lengths(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> IntArray:
-        from cramlm.evaluation.evaluate import lengths_of
+        from cramlm.evaluation.prediction import lengths_of
 
         return lengths_of(self._loaded.model, self._sequences(texts, pairs, max_length=UNCUT))
 
     def embeddings(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> FloatArray:
         """The pooled last hidden states that the classifier reads ([CLS], or the mean over the tokens), in fp32."""
-        from cramlm.evaluation.evaluate import predict_embeddings
+        from cramlm.evaluation.prediction import predict_embeddings
 
         if self._loaded.model.prompt is not None:
             raise UsageError("a model with a prompt reads the word at its mask, it has no text vectors; pass a run without a prompt")
@@ -125,7 +125,7 @@ class Predictor(EncoderPredictor):
 
     def _sequences(self, texts: Sequence[str], pairs: Sequence[str | None] | None, *, max_length: int) -> Tokens:
         """The input of each text; with a prompt one for each of its patterns."""
-        from cramlm.evaluation.evaluate import sequences_of_texts
+        from cramlm.evaluation.prediction import sequences_of_texts
 
         check_texts(texts, pairs, trained_on_pairs=self.trained_on_pairs)
         self._check_pairs(pairs)
@@ -162,7 +162,7 @@ class Predictor(EncoderPredictor):
 
     def score(self, examples: Sequence[Example]) -> AnyScores:
         """As `BasePredictor.score`; at precision "auto" all texts are computed in bf16 where the hardware supports it."""
-        from cramlm.evaluation.evaluate import evaluate_examples
+        from cramlm.evaluation.prediction import evaluate_examples
 
         pairs = [example.text_pair for example in examples]
         check_texts([example.text for example in examples], pairs, trained_on_pairs=self.trained_on_pairs)

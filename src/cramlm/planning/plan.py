@@ -25,7 +25,7 @@ from cramlm.config.retriever import RETRIEVER
 from cramlm.config.run import PhaseConfig, RunConfig
 from cramlm.data.task import read_task, task_fingerprint
 from cramlm.errors import EnvironmentFault, UsageError, counted, size
-from cramlm.evaluation.evaluate import sequences_of
+from cramlm.evaluation.prediction import sequences_of
 from cramlm.io.machine import available_cores, available_memory, peak_memory, resident_memory
 from cramlm.io.paths import stamp_inputs
 from cramlm.model.huggingface.pretrained import start_from

@@ -19,9 +19,9 @@ from cramlm.data.task import task_fingerprint
 from cramlm.evaluation.combination import COMBINATION_FILE, ENCODER, Combination, CombinationFit, combine_on_dev
 from cramlm.evaluation.comparison import compare_on_dev
 from cramlm.evaluation.confidence import ConfidenceFile, fit_confidence
-from cramlm.evaluation.evaluate import example_logits, outputs_of
 from cramlm.evaluation.kinds import KINDS, METRIC_NAMES, DevScorer, format_metric, main_metric, score_test
 from cramlm.evaluation.logit_adjustment import choose_adjustment
+from cramlm.evaluation.prediction import example_logits, outputs_of
 from cramlm.export.folder import publish_encoder, publish_linear
 from cramlm.inference.linear import CombinedModels, LinearPredictor
 from cramlm.linear.model import LinearModel

@@ -14,7 +14,7 @@ import numpy as np
 from cramlm.config.run import RunConfig
 from cramlm.data.corpus import Corpus
 from cramlm.data.task import task_fingerprint
-from cramlm.evaluation.evaluate import sequences_of
+from cramlm.evaluation.prediction import sequences_of
 from cramlm.io.machine import available_cores
 from cramlm.linear.bayes import bayes_reads_seed, fit_bayes
 from cramlm.linear.cooccurrence import build_word_vectors, token_embeddings

@@ -10,7 +10,7 @@ import numpy as np
 
 from cramlm.config.phase import PhaseConfig, linear_teachers
 from cramlm.data.task import task_fingerprint
-from cramlm.evaluation.evaluate import outputs_of, predict_logits, sequences_of_texts
+from cramlm.evaluation.prediction import outputs_of, predict_logits, sequences_of_texts
 from cramlm.linear.model import LinearModel
 from cramlm.linear.teacher import TRAINING_TEXTS_FILE, Teacher, aligned, label_counts, out_of_fold_labels
 from cramlm.model.model import Model

@@ -24,9 +24,9 @@ from cramlm.config.run import RunConfig
 from cramlm.config.terms import LINEAR_TEACHER, ImportantTokens, Origin
 from cramlm.data.labels import RULES
 from cramlm.data.task import task_fingerprint
-from cramlm.evaluation.evaluate import example_logits, sequences_of
 from cramlm.evaluation.kinds import KINDS
 from cramlm.evaluation.logit_adjustment import TAUS, choose_adjustment
+from cramlm.evaluation.prediction import example_logits, sequences_of
 from cramlm.linear.teacher import TRAINING_TEXTS_FILE
 from cramlm.model.huggingface.config import more
 from cramlm.model.huggingface.pretrained import Pretrained

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from cramlm.errors import DataError, DivergedError
-from cramlm.evaluation.evaluate import evaluate_examples, outputs_of, predict_logits, sequences_of
 from cramlm.evaluation.metrics import score
+from cramlm.evaluation.prediction import evaluate_examples, outputs_of, predict_logits, sequences_of
 from cramlm.model.model import Model, PackedBatch
 from cramlm.model.tokenizer import Tokenizer, Tokens
 from cramlm.records import Example, FloatArray
