@@ -13,8 +13,8 @@ import pytest
 
 from cramlm.config.run import load_config
 from cramlm.errors import Stopped, UsageError
+from cramlm.pipeline.context import SHARED, stages_limit
 from cramlm.pipeline.run import run
-from cramlm.pipeline.sharing import SHARED, stages_limit
 from cramlm.pipeline.stages.teacher import SOFT_LABELS
 from cramlm.records import Emit, Event
 from cramlm.storage.artifacts import hash_file, verify

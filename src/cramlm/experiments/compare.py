@@ -4,7 +4,7 @@ OUT/table.md, scores.svg, results.json       results, written again after every 
 OUT/runs/<labels>/<arm>/<seed>/              the run of a cell, as `cramlm fit` writes it
 OUT/subsamples/                              training files with fewer rows
 
-Linear models, selection, tokenizer, token embeddings and soft labels come from the store (pipeline/sharing.py). A stage with equal inputs
+Linear models, selection, tokenizer, token embeddings and soft labels come from the store (`shared_stages`). A stage with equal inputs
 is made once, and its time is added to every run that uses it, so that equal budgets stay equal. Corpora and indexes are read before the
 first run starts.
 """
@@ -204,9 +204,8 @@ def run_cell(task: dict[str, Any], emit: Emit, *, stop: Callable[[], int | None]
     Raises:
         Stopped: if `stop` returns an exit code.
     """
-    from cramlm.pipeline.context import Process
+    from cramlm.pipeline.context import Process, shared_stages
     from cramlm.pipeline.run import run
-    from cramlm.pipeline.sharing import shared_stages
     from cramlm.training.loop import never
 
     folder = Path(task["folder"])

@@ -1,10 +1,18 @@
-"""The context of a run and what its stages share: `Stage`, which makes keys, the plan, the encoded texts, the selection."""
+"""The context of a run and what its stages share: `Stage`, which makes keys, the plan, the encoded texts, the selection.
+
+`shared_stages` shares stages between runs. Those between the selection and the schedule depend on the task, the texts and a few settings;
+another run with equal inputs (in another folder, with another recipe or seed) links their files from `stages/` in the store. Phases are
+trained by every run.
+"""
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
+import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -13,15 +21,19 @@ import numpy as np
 
 from cramlm.config.base import Budget
 from cramlm.config.run import PhaseConfig, RetrieverConfig, RunConfig
+from cramlm.errors import EnvironmentFault
+from cramlm.io.machine import available_cores
 from cramlm.model.huggingface.pretrained import Pretrained
 from cramlm.model.model import Precision
 from cramlm.model.prompts import Prompt
 from cramlm.model.tokenizer import SpanArray, Tokenizer, Tokens
 from cramlm.planning.budget import Speed
-from cramlm.records import Emit, FloatArray, Task, silent
+from cramlm.planning.speed import describe_machine
+from cramlm.records import Emit, Event, FloatArray, Task, silent
 from cramlm.retrieval.selection import SelectionTable
 from cramlm.storage import artifacts
-from cramlm.storage.artifacts import Artifact, borrowed_seconds
+from cramlm.storage.artifacts import Artifact, StagePool, borrowed_seconds, pooled
+from cramlm.storage.locks import environment_faults, limit_in_environment, make_folder
 from cramlm.training.distributed import ALONE, Ranks
 from cramlm.training.loop import never
 
@@ -210,3 +222,54 @@ def phases_by_name(phases: Sequence[PhaseConfig]) -> dict[str, Any]:
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
     """Write indented JSON; numbers must be finite."""
     path.write_text(json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n", "utf-8")
+
+
+SOFT_LABELS: Final = "soft-labels"
+"""Kind of the part of a linear teacher that does not depend on the seed: the soft labels of passages."""
+SHARED: Final = frozenset({"baseline", "selection", "tokenizer", "tokens", "embedding", "static", "bayes", SOFT_LABELS})
+"""Kinds of stages and of parts of stages that runs share."""
+LIMIT_VARIABLE: Final = "CRAMLM_STAGES_GB"
+DEFAULT_LIMIT: Final = 4.0  # GB
+_LIBRARIES: Final = ("cramlm", "numpy", "scipy", "scikit-learn", "numba", "tokenizers")  # that compute these stages
+
+
+@contextmanager
+def shared_stages(store: Path, config: RunConfig, *, emit: Emit) -> Iterator[None]:
+    """Inside the block, take stages that are in the store from there and put those that are built there; note if it cannot be written.
+
+    Results of one machine, with the same number of threads and versions of libraries, are shared: others may differ in the last bits.
+
+    Raises:
+        UsageError: if the variable with the limit is no number.
+    """
+    limit, folder = stages_limit(), store / "stages"
+    if limit == 0 or not _is_writable(folder, emit):
+        yield
+        return
+    libraries = {name: importlib.metadata.version(name) for name in _LIBRARIES}
+    threads = config.threads or available_cores()
+    environment = {"libraries": libraries, "machine": describe_machine(), "threads": threads}
+    with pooled(StagePool(folder, SHARED, environment, round(1e9 * limit))):
+        yield
+
+
+def stages_limit() -> float:
+    """Return how many GB the shared stages may take: $CRAMLM_STAGES_GB, else 4; 0 shares nothing.
+
+    Raises:
+        UsageError: if the variable holds no such number.
+    """
+    return limit_in_environment(LIMIT_VARIABLE, DEFAULT_LIMIT, "a size in GB, like 4; 0 shares no stages", finite=True)
+
+
+def _is_writable(folder: Path, emit: Emit) -> bool:
+    try:
+        with environment_faults(folder):
+            make_folder(folder)
+        if os.access(folder, os.W_OK):
+            return True
+        reason = "no permission to write"
+    except EnvironmentFault as error:
+        reason = str(error).partition(";")[0]
+    emit(Event("note", "run", f"stages are not shared with other runs: {folder}: {reason}"))
+    return False

@@ -7,7 +7,7 @@ A linear model (`config.model`) skips the stages that only an encoder needs.
 
 Every stage publishes a folder under a key of its inputs and settings (context.py, storage/artifacts.py). The same call again continues an
 interrupted run, keeps what is up to date, and names the setting that makes a stage run again. Corpus and index are in the store, shared
-between runs; everything else is in the run's folder, linked from the store if another run has built an equal stage (sharing.py).
+between runs; everything else is in the run's folder, linked from the store if another run has built an equal stage (`shared_stages`).
 """
 
 from __future__ import annotations
@@ -33,9 +33,8 @@ from cramlm.io.machine import available_cores, trim_memory
 from cramlm.model.huggingface.pretrained import start_from
 from cramlm.model.model import resolve_device
 from cramlm.pipeline import trackers
-from cramlm.pipeline.context import Clock, Process, RunContext
+from cramlm.pipeline.context import Clock, Process, RunContext, shared_stages
 from cramlm.pipeline.run_folder import EventLog, Recorder, folder_for, read_record, refuse_other_folder, refuse_other_task
-from cramlm.pipeline.sharing import shared_stages
 from cramlm.pipeline.stages import evaluate, linear, text, train
 from cramlm.pipeline.stages.teacher import teach_by_linear_models
 from cramlm.planning.plan import plan as plan_stage

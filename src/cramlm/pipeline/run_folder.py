@@ -41,7 +41,7 @@ _MOST_LABELS: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class StageRecord:
-    """StageRecord of the last call in a run's folder. config: sha256 of run.toml. train: training file, a local one as an absolute path.
+    """The record of the last call in a run's folder. config: sha256 of run.toml. train: training file, a local one as an absolute path.
     first_event: number of lines in events.jsonl when this config was first run here. stages: sha256 of each key, by folder name.
     """
 

@@ -16,19 +16,15 @@ from cramlm.linear.teacher import TRAINING_TEXTS_FILE, Teacher, aligned, label_c
 from cramlm.model.model import Model
 from cramlm.model.prompts import Prompt, passage_room
 from cramlm.model.tokenizer import Tokenizer, Tokens
-from cramlm.pipeline.context import EncodedTexts, RunContext, RunPlan, SelectedPassages, Stage, fingerprint
+from cramlm.pipeline.context import SOFT_LABELS, EncodedTexts, RunContext, RunPlan, SelectedPassages, Stage, fingerprint
 from cramlm.pipeline.stages.linear import model_fingerprint
 from cramlm.records import Event, FloatArray, TaskKind
 from cramlm.storage.arrays import save_array
 from cramlm.storage.artifacts import Artifact, write_shared_part
 
-SOFT_LABELS: Final = "soft-labels"
-"""Kind of the part of a linear teacher that does not depend on the seed: the soft labels of passages."""
 _VERSION: Final = 10
 TEMPERATURE: Final = 2.0
 """Divisor of an encoder's logits (Schick and Schütze 2021)."""
-
-
 PASSAGES_FILE: Final = "passages.npy"
 """Soft labels of whole passages, by a model with a prompt."""
 
