@@ -259,8 +259,9 @@ def test_a_subsample_is_stratified_and_contains_smaller_subsamples(tmp_path: Pat
 
 def test_seeds_are_a_number_or_a_list() -> None:
     assert (read_seeds("3"), read_seeds("7, 11"), read_seeds("7,")) == ((1, 2, 3), (7, 11), (7,))
+    assert (read_seeds("0,"), read_seeds("0,1")) == ((0,), (0, 1)), "0 is a seed, not a number of seeds"
     assert read_counts("100,all") == ("100", "all")
-    for read, wrong in ((read_seeds, ("0", "a", "1,1", ",")), (read_counts, ("some", ""))):
+    for read, wrong in ((read_seeds, ("0", "00", "a", "1,1", "1,01", ",")), (read_counts, ("some", "", "10,010"))):
         for text in wrong:
             with pytest.raises(UsageError):
                 read(text)

@@ -99,10 +99,11 @@ def read_seeds(text: str) -> tuple[int, ...]:
         UsageError: for any other text.
     """
     compact = text.replace(" ", "")
-    parts = compact.removesuffix(",").split(",")
-    if not all(part.isascii() and part.isdigit() for part in parts) or len(set(parts)) < len(parts) or parts == ["0"]:
+    numbers = _different_numbers(compact.removesuffix(","))
+    is_list = "," in compact
+    if numbers is None or (not is_list and numbers == [0]):
         raise UsageError(f'--seeds {text!r}: expected a number of seeds, like 5, or a list, like 7,11,13 (one seed: "7,")')
-    return tuple(map(int, parts)) if "," in compact else tuple(range(1, int(parts[0]) + 1))
+    return tuple(numbers) if is_list else tuple(range(1, numbers[0] + 1))
 
 
 def read_counts(text: str) -> tuple[str, ...]:
@@ -112,9 +113,19 @@ def read_counts(text: str) -> tuple[str, ...]:
         UsageError: for any other text.
     """
     parts = text.replace(" ", "").split(",")
-    if not all(part == ALL or (part.isascii() and part.isdigit()) for part in parts) or len(set(parts)) < len(parts):
+    numbers = [part for part in parts if part != ALL]
+    if len(parts) - len(numbers) > 1 or (numbers and _different_numbers(",".join(numbers)) is None):
         raise UsageError(f"--labels {text!r}: expected numbers of training rows or all, like 100,500,all")
-    return tuple(parts)
+    return tuple(part if part == ALL else str(int(part)) for part in parts)
+
+
+def _different_numbers(text: str) -> list[int] | None:
+    """Return the whole numbers of a list with commas; None if it holds something else, or a number twice."""
+    parts = text.split(",")
+    if not all(part.isascii() and part.isdigit() for part in parts):
+        return None
+    numbers = list(map(int, parts))
+    return numbers if len(set(numbers)) == len(numbers) else None
 
 
 def arms_of(names: Sequence[str]) -> tuple[Arm, ...]:
