@@ -17,10 +17,12 @@ from cramlm.errors import ArtifactError, DataError, Stopped, UsageError
 from cramlm.pipeline.context import Process
 from cramlm.pipeline.run import run, unfinished
 from cramlm.pipeline.run_folder import (
+    EventLog,
     Recorder,
     folder_for,
     is_up_to_date,
     name_of_task,
+    read_events,
     read_record,
     refuse_other_folder,
     refuse_other_task,
@@ -383,3 +385,11 @@ def test_fit_into_the_folder_of_another_task_exits_2_and_replaces_it_only_with_o
     assert load_task(Path("run")).labels == ("lake", "sea")
     assert json.loads(Path("run/export/config.json").read_bytes())["label2id"] == {"lake": 0, "sea": 1}
     assert verify(Path("run"))
+
+
+def test_a_truncated_line_of_a_killed_process_costs_no_other_event(tmp_path: Path) -> None:
+    (tmp_path / "events.jsonl").write_text('{"time": 1.0, "kind": "start", "stage": "task", "data": {}}\n{"time": 2.0, "ki', "utf-8")
+    log = EventLog()
+    log.begin(tmp_path)
+    log.around(silent)(Event("start", "corpus"))
+    assert [(number, event["stage"]) for number, event in read_events(tmp_path)] == [(0, "task"), (2, "corpus")]

@@ -81,6 +81,8 @@ EXPECTED = {
 
 def test_tensorboard_gets_the_events_of_a_run_and_no_scores_of_other_settings(run: Path, config: RunConfig) -> None:
     pytest.importorskip("tensorboard")
+    with (run / "events.jsonl").open("a", encoding="utf-8") as file:
+        file.write('{"time": 2.0, "kind": "st')  # by a process that was killed
     assert replay("tensorboard", run, silent) == 3
     found = tensorboard_scalars(run)
     assert {name: found[name] for name in EXPECTED} == EXPECTED

@@ -16,7 +16,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -104,7 +104,8 @@ class EventLog:
     def begin(self, folder: Path) -> None:
         """Write the buffered events to this folder, and all further ones."""
         self._path = folder / EVENTS
-        self._append("".join(self._buffered))
+        ends_line = not self._path.is_file() or self._path.read_bytes()[-1:] in (b"", b"\n")  # else its writer was killed
+        self._append("".join(["" if ends_line else "\n", *self._buffered]))
 
     def around(self, emit: Emit) -> Emit:
         """Return an `Emit` that logs each event and calls `emit`."""
@@ -125,6 +126,21 @@ class EventLog:
         assert self._path is not None
         with self._path.open("a", encoding="utf-8") as file:
             file.write(lines)
+
+
+def read_events(folder: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """Yield (line number from 0, event) of the log of a run; nothing without a log. Lines that killed processes truncated are skipped."""
+    try:
+        with (folder / EVENTS).open(encoding="utf-8", errors="replace") as file:
+            for number, line in enumerate(file):
+                try:
+                    event = json.loads(line)
+                except ValueError:
+                    continue
+                if isinstance(event, dict) and {"time", "kind", "stage", "data"} <= event.keys():
+                    yield number, event
+    except FileNotFoundError:
+        return
 
 
 def read_record(folder: Path) -> StageRecord | None:

@@ -19,7 +19,7 @@ from typing import Any, Final
 from cramlm.config.run import RunConfig, load_config, read_toml
 from cramlm.errors import EnvironmentFault, UsageError
 from cramlm.evaluation.kinds import METRIC_NAMES
-from cramlm.pipeline.run_folder import is_up_to_date
+from cramlm.pipeline.run_folder import CONFIG, EVENTS, is_up_to_date, read_events
 from cramlm.records import Emit, Event
 
 PROJECT: Final = "cramlm"
@@ -68,17 +68,14 @@ def replay(name: str, run: Path, emit: Emit) -> int:
     Raises:
         UsageError: if there is no such tracker or no run. EnvironmentFault: if the package is missing, or the tracker fails.
     """
-    log = run / "events.jsonl"
-    if not log.is_file():
-        raise UsageError(f"{run}: holds no events.jsonl; pass the folder of a run")
-    config = load_config(read_toml(run / "run.toml"), origin=str(run / "run.toml"))
+    if not (run / EVENTS).is_file():
+        raise UsageError(f"{run}: holds no {EVENTS}; pass the folder of a run")
+    config = load_config(read_toml(run / CONFIG), origin=str(run / CONFIG))
     points: dict[tuple[str, str, int], dict[str, float]] = {}
-    with log.open(encoding="utf-8") as lines:
-        for line in lines:
-            event = json.loads(line)
-            if event["kind"] in ("step", "evaluation") and "step" in event["data"]:
-                parsed = Event(event["kind"], event["stage"], data=event["data"])
-                points[event["kind"], event["stage"], event["data"]["step"]] = scalars(parsed)
+    for _, event in read_events(run):
+        if event["kind"] in ("step", "evaluation") and "step" in event["data"]:
+            parsed = Event(event["kind"], event["stage"], data=event["data"])
+            points[event["kind"], event["stage"], event["data"]["step"]] = scalars(parsed)
     tracker = open_tracker(name, run, config)
     try:
         for (_, _, step), values in points.items():

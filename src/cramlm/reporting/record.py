@@ -17,7 +17,7 @@ from cramlm.data.task import KIND as TASK
 from cramlm.data.task import load_task
 from cramlm.errors import ArtifactError, UsageError
 from cramlm.evaluation.confidence import ConfidenceFile
-from cramlm.pipeline.run_folder import EVENTS, RECORD, StageRecord, read_record
+from cramlm.pipeline.run_folder import RECORD, StageRecord, read_events, read_record
 from cramlm.records import Example, Task
 from cramlm.retrieval.selection import SelectionTable
 from cramlm.storage.artifacts import MANIFEST, Artifact, open_artifact
@@ -173,7 +173,7 @@ def read_run(path: Path) -> RunRecord:
         path=path,
         config=config,
         config_text=toml.read_text("utf-8"),
-        events=_events(path / EVENTS, record, stages),
+        events=_events(path, record, stages),
         stages=stages,
         stale=tuple(name for name in published if name not in stages),
         task=load_task(path) if TASK in stages else None,
@@ -199,27 +199,14 @@ def task_used(stages: Mapping[str, Artifact]) -> Mapping[str, str]:
     return next((stage.key["task"] for name in ("evaluation", "baseline") if (stage := stages.get(name)) is not None), {})
 
 
-def _events(path: Path, record: StageRecord | None, stages: Collection[str]) -> tuple[Json, ...]:
-    """Return the events of the log in order, without steps of other settings (before `record.first_event`, phases not in `stages`).
-
-    A truncated last line of a killed run is skipped.
-    """
-    events = []
+def _events(folder: Path, record: StageRecord | None, stages: Collection[str]) -> tuple[Json, ...]:
+    """Return the events of the log in order, without steps of other settings (before `record.first_event`, phases not in `stages`)."""
     first = 0 if record is None else record.first_event
-    try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            for number, line in enumerate(file):
-                try:
-                    event = json.loads(line)
-                except ValueError:
-                    continue
-                if not isinstance(event, dict) or not {"time", "kind", "stage", "data"} <= event.keys():
-                    continue
-                if number >= first or event["kind"] not in ("step", "evaluation") or event["stage"] in stages:
-                    events.append(event)
-    except FileNotFoundError:
-        return ()
-    return tuple(events)
+    return tuple(
+        event
+        for number, event in read_events(folder)
+        if number >= first or event["kind"] not in ("step", "evaluation") or event["stage"] in stages
+    )
 
 
 def _one(path: Path) -> Any:
