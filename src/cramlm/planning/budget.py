@@ -105,13 +105,27 @@ def plan_phases(phases: Sequence[PhaseConfig], *, sizes: Sizes, speed: Speed, am
         UsageError: if there is no budget and a phase names neither steps nor passes, or the budget is too small to train at all.
     """
     phases = [phase if phase.max_length else phase.model_copy(update={"max_length": rows}) for phase in phases]
-    open_phases = [phase for phase in phases if is_open(phase)]
-    label_phases = [phase for phase in open_phases if not phase.text_terms]
-    text_phases = [phase for phase in open_phases if phase.text_terms]
-    boundless = [phase.name for phase in open_phases if (phase.text_terms or phase.external) and phase.max_passes is None]
+    boundless = [phase.name for phase in phases if is_open(phase) and (phase.text_terms or phase.external) and phase.max_passes is None]
     if boundless and amount is None:
         raise UsageError(f"phase {boundless[0]!r} has no steps and there is no budget; pass --budget 20m or --set phases[0].steps=N")
-    fixed = {phase.name: _fixed_steps(phase, sizes) for phase in phases if phase not in open_phases}
+    planned = []
+    for phase, steps in zip(phases, _planned_steps(phases, sizes, speed, amount), strict=True):
+        every = phase.evaluate_every or max(1, -(-steps // max(1, _evaluations(phase, steps, sizes, speed))))
+        dropout = DROPOUT if _passes_over_labels(phase, steps, sizes) > DROPOUT_ABOVE_PASSES else 0.0
+        dropout = dropout if phase.dropout is None else phase.dropout
+        planned.append(phase.model_copy(update={"steps": steps, "evaluate_every": every, "dropout": dropout}))
+    return tuple(planned)
+
+
+def _planned_steps(phases: Sequence[PhaseConfig], sizes: Sizes, speed: Speed, amount: float | None) -> list[int]:
+    """The steps of each phase. Fixed phases come first, then those on labels, then those with the vocabulary head share the rest.
+
+    Raises:
+        UsageError: if an open phase gets fewer than `MIN_STEPS`.
+    """
+    fixed = {phase.name: _fixed_steps(phase, sizes) for phase in phases if not is_open(phase)}
+    label_phases = [phase for phase in phases if is_open(phase) and not phase.text_terms]
+    text_phases = [phase for phase in phases if is_open(phase) and phase.text_terms]
     left = (
         None if amount is None else amount - sum(_cost(phase, fixed[phase.name], sizes, speed) for phase in phases if phase.name in fixed)
     )
@@ -135,14 +149,7 @@ def plan_phases(phases: Sequence[PhaseConfig], *, sizes: Sizes, speed: Speed, am
     for name, steps in planned.items():
         if steps < MIN_STEPS:
             raise UsageError(f"the budget leaves phase {name!r} {counted(max(steps, 0), 'step')}, and at least {MIN_STEPS} are needed")
-    result = []
-    for phase in phases:
-        steps = planned[phase.name] if phase.name in planned else fixed[phase.name]
-        every = phase.evaluate_every or max(1, -(-steps // max(1, _evaluations(phase, steps, sizes, speed))))
-        dropout = DROPOUT if _passes_over_labels(phase, steps, sizes) > DROPOUT_ABOVE_PASSES else 0.0
-        dropout = dropout if phase.dropout is None else phase.dropout
-        result.append(phase.model_copy(update={"steps": steps, "evaluate_every": every, "dropout": dropout}))
-    return tuple(result)
+    return [{**fixed, **planned}[phase.name] for phase in phases]
 
 
 def is_open(phase: PhaseConfig) -> bool:

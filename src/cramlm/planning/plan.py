@@ -68,6 +68,11 @@ _MAX_SECONDS = 2.0
 _FORECAST_SECONDS = 0.3  # for each measurement if the budget is no time: only the forecast of the run's duration depends on the speed
 _LONGEST_STEP = 3.0  # seconds; `cramlm plan` and a dry run estimate the speed of longer steps
 _NOMINAL_SECONDS = 100.0  # measure for `cramlm plan` as for a budget of so many seconds
+_MEASUREMENT_LASTS = 86_400.0  # seconds
+_BUSY_LASTS = 600.0  # seconds, if other processes took much of the CPU time
+_MEASUREMENT_FORMAT = 1  # increase when the same machine and config are measured otherwise
+MAX_LATENESS = 0.05  # share of the budget by which remaining phases may exceed it after earlier ones took too long
+REMEASUREMENT_SHARE = 0.01  # of the budget, for each measurement after tokenizing
 TYPICAL_TEXTS = TextSizes(budget.TYPICAL, rows=128, corpus_bytes=500_000_000)
 """Assumed if no files are given."""
 
@@ -112,11 +117,6 @@ def plan(run: RunContext) -> RunPlan:
     data = json.loads((artifact.path / "plan.json").read_bytes())
     retriever = None if data["retriever"] is None else RETRIEVER.validate_python(data["retriever"])
     return RunPlan(retriever, precision, data["threads"], budget.Speed(**data["speed"]), run.clock.budget.flops is not None)
-
-
-_MEASUREMENT_LASTS = 86_400.0  # seconds
-_BUSY_LASTS = 600.0  # seconds, if other processes took much of the CPU time
-_MEASUREMENT_FORMAT = 1  # increase when the same machine and config are measured otherwise
 
 
 def _measure_or_read(run: RunContext, precision: Precision) -> Machine:
@@ -308,10 +308,6 @@ def _free_disk(*folders: Path) -> int:
     return min(shutil.disk_usage(path).free for path in existing)
 
 
-MAX_LATENESS = 0.05  # share of the budget by which remaining phases may exceed it after earlier ones took too long
-REMEASUREMENT_SHARE = 0.01  # of the budget, for each measurement after tokenizing
-
-
 @dataclass(frozen=True, slots=True)
 class Schedule:
     """The planned phases.
@@ -370,7 +366,7 @@ def schedule(run: RunContext, plan: RunPlan, text: EncodedTexts) -> Schedule:
     settings = {"phases": phases_by_name(run.config.phases), "budget": run.config.budget}
     inputs = {"tokenizer": text.tokenizer.fingerprint, "selection": fingerprint(text.selection), "task": task_fingerprint(run.task)}
     inputs |= {} if text.prompt is None else {"prompt": asdict(text.prompt)}
-    return _read(run.build(Stage("schedule", 3, settings, inputs, write)))
+    return _read_schedule(run.build(Stage("schedule", 3, settings, inputs, write)))
 
 
 def replan(run: RunContext, planned: Schedule, ended: Sequence[FinishedPhase]) -> tuple[PhaseConfig, ...]:
@@ -411,10 +407,10 @@ def replan(run: RunContext, planned: Schedule, ended: Sequence[FinishedPhase]) -
                 )
 
     inputs = {"schedule": planned.artifact.fingerprint, "done": ended[-1].artifact.fingerprint}
-    return _read(run.build(Stage(name, 1, {}, inputs, write, kind="schedule"))).phases
+    return _read_schedule(run.build(Stage(name, 1, {}, inputs, write, kind="schedule"))).phases
 
 
-def _read(artifact: Artifact) -> Schedule:
+def _read_schedule(artifact: Artifact) -> Schedule:
     data = json.loads((artifact.path / "schedule.json").read_bytes())
     phases = tuple(PhaseConfig.model_validate(phase) for phase in data["phases"])
     sizes, speed = budget.Sizes(**data["sizes"]), budget.Speed(**data["speed"])
