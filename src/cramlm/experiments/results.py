@@ -29,6 +29,10 @@ from cramlm.records import COMBINED, LINEAR_NAMES, TaskKind
 from cramlm.reporting.charts import Seeds, seeds_chart
 from cramlm.storage.artifacts import MANIFEST, hash_json, publish_file
 
+LINEAR_MODELS: Final = tuple(reversed(LINEAR_NAMES))
+"""Names of the linear models that the scores of a run may include, in the order of a table's rows."""
+SPLITS: Final = ("test", "test_leak_free", "dev")
+
 
 @dataclass(slots=True)
 class Usage:
@@ -49,7 +53,7 @@ class Usage:
 
 def read_usage(run: Path, config: RunConfig) -> Usage | None:
     """Return the resources that the run in this folder used with these settings; None if no experiment ran it."""
-    entry = _read(run).get(_settings_of(config))
+    entry = _read_usages(run).get(_settings_of(config))
     return None if entry is None else Usage(**entry)
 
 
@@ -61,7 +65,7 @@ def measure_usage(run: Path, config: RunConfig) -> Iterator[Usage]:
     """
     usage = read_usage(run, config) or Usage(complete=not any(run.glob(f"*/{MANIFEST}")))
     usage.complete, usage.running, usage.starts = usage.complete and not usage.running, True, usage.starts + 1
-    _write(run, config, usage)
+    _write_usage(run, config, usage)
     began, cpu = time.monotonic(), time.process_time()
     meter = _start_meter()
     try:
@@ -74,17 +78,17 @@ def measure_usage(run: Path, config: RunConfig) -> Iterator[Usage]:
             meter.stop()
             if (measured := getattr(meter, "final_emissions_data", None)) is not None:  # None if codecarbon failed; it logs the reason
                 usage.kwh = (usage.kwh or 0.0) + float(measured.energy_consumed)
-        _write(run, config, usage)
+        _write_usage(run, config, usage)
 
 
-def _read(run: Path) -> dict[str, dict[str, Any]]:
+def _read_usages(run: Path) -> dict[str, dict[str, Any]]:
     """Return usages by hash of the settings."""
     path = run / USAGE
     return json.loads(path.read_bytes()) if path.is_file() else {}
 
 
-def _write(run: Path, config: RunConfig, usage: Usage) -> None:
-    publish_file(run / USAGE, (json.dumps({**_read(run), _settings_of(config): asdict(usage)}) + "\n").encode())
+def _write_usage(run: Path, config: RunConfig, usage: Usage) -> None:
+    publish_file(run / USAGE, (json.dumps({**_read_usages(run), _settings_of(config): asdict(usage)}) + "\n").encode())
 
 
 def _settings_of(config: RunConfig) -> str:
@@ -104,11 +108,6 @@ def _start_meter() -> Any:
     meter = OfflineEmissionsTracker(country_iso_code="USA", save_to_file=False, log_level="critical", allow_multiple_runs=True)
     meter.start()
     return meter
-
-
-LINEAR_MODELS: Final = tuple(reversed(LINEAR_NAMES))
-"""Names of the linear models that the scores of a run may include, in the order of a table's rows."""
-SPLITS: Final = ("test", "test_leak_free", "dev")
 
 
 @dataclass(frozen=True, slots=True)

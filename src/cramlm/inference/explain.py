@@ -25,8 +25,9 @@ import numpy as np
 from cramlm.config.run import CorpusConfig
 from cramlm.errors import EnvironmentFault, UsageError
 from cramlm.inference.base import BasePredictor
-from cramlm.inference.folders import run_of
+from cramlm.inference.folders import model_of, run_of
 from cramlm.inference.linear import ModelPart
+from cramlm.inference.predictor import load_predictor
 from cramlm.records import TaskKind
 from cramlm.retrieval.index import CATALOG, ExplainedHit, Index, build_catalog
 from cramlm.retrieval.selection import SelectionTable
@@ -210,9 +211,6 @@ def explain_at(
     model_part: ModelPart = "combined",
 ) -> Explanation:
     """`explain` for a run, an exported model or an ONNX folder, with passages if it lies in a run."""
-    from cramlm.inference.folders import model_of
-    from cramlm.inference.predictor import load_predictor
-
     folder = model_of(path)
     predictor = load_predictor(folder, model_part=model_part)
     return explain(predictor, text, text_pair=text_pair, label=label, run=run_of(folder), passages=passages)

@@ -102,14 +102,14 @@ class Objective:
         text = self._text_term(batch)
         if text is not None and not any(counts[name] for name in text.weights):
             text = None
-        read, made = (batch, None) if text is None else text.encoded(model, batch, dropout=dropout)
+        read, intermediate = (batch, None) if text is None else text.encoded(model, batch, dropout=dropout)
         hidden, balance = model.hidden_and_balance(read, dropout=dropout)
         labels = [term for term in self.label_terms if any(counts[name] for name in term.weights)]
         present = [weight for term in self._terms_in(batch) for name, weight in term.weights.items() if counts[name]]
         scale = 1.0 / sum(present) if self.phase.loss_scale == "mean" and present else 1.0
         total, means = torch.zeros((), device=hidden.device), dict[str, Tensor]()
         if text is not None:
-            term_loss = text.loss(model, hidden, read, made, counts, scale=scale)
+            term_loss = text.loss(model, hidden, read, intermediate, counts, scale=scale)
             total, means = total + term_loss.weighted, {**means, **term_loss.means}
         if labels:
             logits = model.task_logits(hidden, batch, dropout=dropout).float()

@@ -1,4 +1,4 @@
-"""Logit adjustment, the scores of a run, and the export."""
+"""The stages after training: logit adjustment, the evaluation of all models of a run, and the export."""
 
 from __future__ import annotations
 
@@ -36,6 +36,31 @@ from cramlm.storage.artifacts import Artifact, hash_json
 
 Outputs: TypeAlias = Mapping[str, FloatArray]
 """Of a model: split -> probabilities (n, labels), or numbers (n, 1)."""
+
+
+def adjust_logits(run: RunContext, plan: RunPlan, trained: Trained, tokenizer: Tokenizer) -> Trained:
+    """Add the logit adjustment that is best on dev to the classifier's bias; unchanged if the config disables it."""
+    if not adjusts_logits(run.config) or not any(phase.learns_labels for phase in trained.phases):
+        return trained
+
+    def write(target: Path) -> None:
+        run.emit(Event("start", "logit-adjustment"))
+        logits = example_logits(trained.model, tokenizer, run.task.dev, max_length=trained.max_length, precision=plan.precision)
+        chosen = choose_adjustment(logits, run.task, metric=run.config.metric)
+        values = dict(zip(run.task.labels, map(float, chosen.values), strict=True))
+        facts = {"tau": chosen.tau, "before": chosen.before, "after": chosen.after}
+        write_json(target / "logit-adjustment.json", {**facts, "dev_metric": run.config.metric, "values": values})
+        before, after = (format_metric(run.config.metric, score) for score in (chosen.before, chosen.after))
+        change = f"{before}, unchanged" if chosen.tau == 0 else f"{before} -> {after}"
+        shown = f"tau = {chosen.tau:.1f} (dev {METRIC_NAMES[run.config.metric]} {change})"
+        run.emit(Event("done", "logit-adjustment", f"logit adjustment: {shown}", data=facts))
+
+    inputs = {"model": trained.fingerprint, "task": task_fingerprint(run.task)}
+    settings = {"precision": plan.precision, "metric": run.config.metric}
+    artifact = run.build(Stage("logit-adjustment", 3, settings, inputs, write))
+    values = json.loads((artifact.path / "logit-adjustment.json").read_bytes())["values"]
+    trained.model.add_to_logits(np.array([values[label] for label in run.task.labels], dtype=np.float32))
+    return replace(trained, fingerprint=f"{trained.fingerprint} {artifact.fingerprint}")
 
 
 def evaluate_encoder(
@@ -99,79 +124,6 @@ def _dev_candidates(run: RunContext, plan: RunPlan, trained: Trained, tokenizer:
     return choose_adjustment(logits, run.task, metric=run.config.metric, taus=(0.0,)).predictions
 
 
-def export_encoder(
-    run: RunContext,
-    plan: RunPlan,
-    trained: Trained,
-    text: EncodedTexts,
-    corpus: Corpus | None,
-    evaluation: Artifact,
-    linear_models: Mapping[str, Artifact],
-) -> Artifact:
-    """Publish the Hugging Face folder with the combination beside the encoder, model card and provenance."""
-    provenance = {
-        **_provenance(run, plan.retriever, corpus, text.selection, evaluation),
-        "init": describe_pretrained(run.pretrained),
-        "phases": [dict(phase) for phase in trained.reports],
-        "precision": plan.precision,
-        "threads": plan.threads,
-    }
-    key = {
-        "format": 4,
-        "model": trained.fingerprint,
-        "evaluation": evaluation.fingerprint,
-        "tokenizer": text.tokenizer.fingerprint,
-        **_pairs(run.config),
-    }
-    combined = _combined_models(evaluation, linear_models)
-    return publish_encoder(
-        run.folder / "export",
-        LoadedModel(trained.model.to("cpu"), text.tokenizer, run.task.labels, trained.max_length),
-        mlm=trained.has_mlm,
-        provenance=provenance,
-        key=key,
-        probe_texts=[example.text for example in run.task.dev[:32]],
-        beside=[part for part in (combined, ConfidenceFile.load(evaluation.path)) if part is not None],
-        emit=run.emit,
-    )
-
-
-def _combined_models(evaluation: Artifact, linear_models: Mapping[str, Artifact]) -> CombinedModels | None:
-    path = evaluation.path / COMBINATION_FILE
-    if not path.is_file():
-        return None
-    combination = Combination.from_dict(json.loads(path.read_bytes()))
-    models = {name: LinearModel.load(linear_models[name].path) for name in combination.models if name != ENCODER}
-    return CombinedModels(combination, {name: LinearPredictor(model) for name, model in models.items()})
-
-
-def adjust_logits(run: RunContext, plan: RunPlan, trained: Trained, tokenizer: Tokenizer) -> Trained:
-    """Add the logit adjustment that is best on dev to the classifier's bias; unchanged if the config disables it."""
-    if not adjusts_logits(run.config) or not any(phase.learns_labels for phase in trained.phases):
-        return trained
-
-    def write(target: Path) -> None:
-        run.emit(Event("start", "logit-adjustment"))
-        logits = example_logits(trained.model, tokenizer, run.task.dev, max_length=trained.max_length, precision=plan.precision)
-        chosen = choose_adjustment(logits, run.task, metric=run.config.metric)
-        values = dict(zip(run.task.labels, map(float, chosen.values), strict=True))
-        facts = {"tau": chosen.tau, "before": chosen.before, "after": chosen.after}
-        write_json(target / "logit-adjustment.json", {**facts, "dev_metric": run.config.metric, "values": values})
-        name, before, after = (
-            METRIC_NAMES[run.config.metric],
-            *(format_metric(run.config.metric, score) for score in (chosen.before, chosen.after)),
-        )
-        change = f"{before}, unchanged" if chosen.tau == 0 else f"{before} -> {after}"
-        run.emit(Event("done", "logit-adjustment", f"logit adjustment: tau = {chosen.tau:.1f} (dev {name} {change})", data=facts))
-
-    inputs = {"model": trained.fingerprint, "task": task_fingerprint(run.task)}
-    settings = {"precision": plan.precision, "metric": run.config.metric}
-    artifact = run.build(Stage("logit-adjustment", 3, settings, inputs, write))
-    values = json.loads((artifact.path / "logit-adjustment.json").read_bytes())["values"]
-    trained.model.add_to_logits(np.array([values[label] for label in run.task.labels], dtype=np.float32))
-    return replace(trained, fingerprint=f"{trained.fingerprint} {artifact.fingerprint}")
-
-
 def evaluate_linear(run: RunContext, linear_models: Mapping[str, Artifact]) -> Artifact:
     """Score the linear models (cheapest first; the last is the run's own) on dev and once on test, and write the verdict."""
 
@@ -219,44 +171,6 @@ def _inputs(task: Task, models: Mapping[str, Artifact]) -> dict[str, Any]:
     """rows: of the ids, which predictions are written with; equal texts may have moved to other lines."""
     rows = hash_json([[example.id for example in split] for split in (task.dev, task.test)])
     return {"task": task_fingerprint(task), "rows": rows, "linear_models": {name: each.fingerprint for name, each in models.items()}}
-
-
-def export_linear(
-    run: RunContext, fitted: Artifact, corpus: Corpus | None, selection: SelectedPassages | None, evaluation: Artifact
-) -> Artifact:
-    """Publish the folder of the run's linear model with model card and provenance."""
-    fit = json.loads((fitted.path / FIT_FILE).read_bytes())
-    provenance = {**_provenance(run, run.config.retriever, corpus, selection, evaluation), "fit": fit}
-    key = {"format": 2, "model": fitted.fingerprint, "evaluation": evaluation.fingerprint, **_pairs(run.config)}
-    confidence = ConfidenceFile.load(evaluation.path)
-    return publish_linear(
-        run.folder / "export",
-        LinearModel.load(fitted.path),
-        provenance=provenance,
-        key=key,
-        confidence=None if confidence is None else confidence.only(run.config.model),
-        emit=run.emit,
-    )
-
-
-def _pairs(config: RunConfig) -> dict[str, bool]:
-    """The part of the key of an export that is there for pairs of texts, whose card has other code."""
-    return {} if config.task.text_pair_column is None else {"pairs": True}
-
-
-def _provenance(
-    run: RunContext, retriever: RetrieverConfig | None, corpus: Corpus | None, selection: SelectedPassages | None, evaluation: Artifact
-) -> dict[str, Any]:
-    """What the provenance of every exported model contains. retriever: as it was run."""
-    splits = {"train": len(run.task.train), "dev": len(run.task.dev), "test": len(run.task.test)}
-    return {
-        "config": run.config.model_dump(mode="json"),
-        "retriever": None if retriever is None else retriever.model_dump(mode="json"),
-        "corpus": None if corpus is None else corpus.statistics,
-        "selection": json.loads((selection.artifact.path / "report.json").read_bytes()) if selection else None,
-        "task": {"fingerprint": task_fingerprint(run.task), **splits},
-        "scores": json.loads((evaluation.path / "scores.json").read_bytes()),
-    }
 
 
 def outputs_by_split(task: Task, outputs: Callable[[Sequence[Example]], FloatArray]) -> Outputs:
@@ -336,3 +250,87 @@ def _write_predictions(path: Path, examples: Sequence[Example], outputs: FloatAr
             if (probabilities := getattr(prediction, "probabilities", None)) is not None:
                 line["probabilities"] = {label: round(value, 6) for label, value in probabilities.items()}
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
+
+
+def export_encoder(
+    run: RunContext,
+    plan: RunPlan,
+    trained: Trained,
+    text: EncodedTexts,
+    corpus: Corpus | None,
+    evaluation: Artifact,
+    linear_models: Mapping[str, Artifact],
+) -> Artifact:
+    """Publish the Hugging Face folder with the combination beside the encoder, model card and provenance."""
+    provenance = {
+        **_provenance(run, plan.retriever, corpus, text.selection, evaluation),
+        "init": describe_pretrained(run.pretrained),
+        "phases": [dict(phase) for phase in trained.reports],
+        "precision": plan.precision,
+        "threads": plan.threads,
+    }
+    key = {
+        "format": 4,
+        "model": trained.fingerprint,
+        "evaluation": evaluation.fingerprint,
+        "tokenizer": text.tokenizer.fingerprint,
+        **_pairs(run.config),
+    }
+    combined = _combined_models(evaluation, linear_models)
+    return publish_encoder(
+        run.folder / "export",
+        LoadedModel(trained.model.to("cpu"), text.tokenizer, run.task.labels, trained.max_length),
+        mlm=trained.has_mlm,
+        provenance=provenance,
+        key=key,
+        probe_texts=[example.text for example in run.task.dev[:32]],
+        beside=[part for part in (combined, ConfidenceFile.load(evaluation.path)) if part is not None],
+        emit=run.emit,
+    )
+
+
+def _combined_models(evaluation: Artifact, linear_models: Mapping[str, Artifact]) -> CombinedModels | None:
+    path = evaluation.path / COMBINATION_FILE
+    if not path.is_file():
+        return None
+    combination = Combination.from_dict(json.loads(path.read_bytes()))
+    models = {name: LinearModel.load(linear_models[name].path) for name in combination.models if name != ENCODER}
+    return CombinedModels(combination, {name: LinearPredictor(model) for name, model in models.items()})
+
+
+def export_linear(
+    run: RunContext, fitted: Artifact, corpus: Corpus | None, selection: SelectedPassages | None, evaluation: Artifact
+) -> Artifact:
+    """Publish the folder of the run's linear model with model card and provenance."""
+    fit = json.loads((fitted.path / FIT_FILE).read_bytes())
+    provenance = {**_provenance(run, run.config.retriever, corpus, selection, evaluation), "fit": fit}
+    key = {"format": 2, "model": fitted.fingerprint, "evaluation": evaluation.fingerprint, **_pairs(run.config)}
+    confidence = ConfidenceFile.load(evaluation.path)
+    return publish_linear(
+        run.folder / "export",
+        LinearModel.load(fitted.path),
+        provenance=provenance,
+        key=key,
+        confidence=None if confidence is None else confidence.only(run.config.model),
+        emit=run.emit,
+    )
+
+
+def _pairs(config: RunConfig) -> dict[str, bool]:
+    """The part of the key of an export that is there for pairs of texts, whose card has other code."""
+    return {} if config.task.text_pair_column is None else {"pairs": True}
+
+
+def _provenance(
+    run: RunContext, retriever: RetrieverConfig | None, corpus: Corpus | None, selection: SelectedPassages | None, evaluation: Artifact
+) -> dict[str, Any]:
+    """What the provenance of every exported model contains. retriever: as it was run."""
+    splits = {"train": len(run.task.train), "dev": len(run.task.dev), "test": len(run.task.test)}
+    return {
+        "config": run.config.model_dump(mode="json"),
+        "retriever": None if retriever is None else retriever.model_dump(mode="json"),
+        "corpus": None if corpus is None else corpus.statistics,
+        "selection": json.loads((selection.artifact.path / "report.json").read_bytes()) if selection else None,
+        "task": {"fingerprint": task_fingerprint(run.task), **splits},
+        "scores": json.loads((evaluation.path / "scores.json").read_bytes()),
+    }

@@ -29,6 +29,26 @@ from cramlm.records import Event, Task
 from cramlm.storage.arrays import save_array
 from cramlm.storage.artifacts import Artifact, hash_json
 
+DEV_PREDICTIONS: Final = "dev-predictions.npy"
+FIT_FILE: Final = "fit.json"
+FIT_FACTS: Final = (
+    "variant",
+    "scheme",
+    "class_weights",
+    "c",
+    "vector_weight",
+    "unlabelled_weight",
+    "passage_weight",
+    "scale",
+    "tau",
+    "features",
+    "train_texts",
+    "seconds",
+)
+"""Fields of fit.json that scores.json repeats, if the model has them."""
+_VERSION: Final = 8
+_STATIC_VERSION: Final = 9
+
 
 def embedding(run: RunContext, text: EncodedTexts) -> Artifact:
     """Token embeddings from co-occurrence in the selection and the training texts (PPMI + truncated SVD).
@@ -60,27 +80,6 @@ def embedding(run: RunContext, text: EncodedTexts) -> Artifact:
     }
     settings = {"width": encoder.embedding_width, "std": encoder.embedding_std, "seed": run.config.seed}
     return run.build(Stage("embedding", 1, settings, inputs, write))
-
-
-DEV_PREDICTIONS: Final = "dev-predictions.npy"
-FIT_FILE: Final = "fit.json"
-FIT_FACTS: Final = (
-    "variant",
-    "scheme",
-    "class_weights",
-    "c",
-    "vector_weight",
-    "unlabelled_weight",
-    "passage_weight",
-    "scale",
-    "tau",
-    "features",
-    "train_texts",
-    "seconds",
-)
-"""Fields of fit.json that scores.json repeats, if the model has them."""
-_VERSION: Final = 8
-_STATIC_VERSION: Final = 9
 
 
 def fit_baseline(run: RunContext) -> Artifact:

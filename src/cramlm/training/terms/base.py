@@ -151,12 +151,12 @@ class TextTerm(Term):
         return pool.mean_length
 
     def encoded(self, model: Model, batch: PackedBatch, *, dropout: Dropout | None) -> tuple[PackedBatch, Any]:
-        """The batch as the encoder reads it, and intermediate results for `loss`."""
+        """The batch as the encoder reads it, and the intermediate results that `loss` needs."""
         return batch, None
 
     @abstractmethod
-    def loss(self, model: Model, hidden: Tensor, batch: PackedBatch, made: Any, counts: Counts, *, scale: float) -> TermLoss:
-        """batch, made: from `encoded`. hidden: (R * L, hidden) of that batch. scale: factor of every weight."""
+    def loss(self, model: Model, hidden: Tensor, batch: PackedBatch, intermediate: Any, counts: Counts, *, scale: float) -> TermLoss:
+        """batch, intermediate: from `encoded`. hidden: (R * L, hidden) of that batch. scale: factor of every weight."""
 
     @abstractmethod
     def flops(self, model: Model, batch: Batch | PackedBatch) -> float:
@@ -194,7 +194,7 @@ class PositionTerm(TextTerm):
 class VocabularyTerm(PositionTerm):
     """A text term whose positions predict tokens through the vocabulary head."""
 
-    def loss(self, model: Model, hidden: Tensor, batch: PackedBatch, made: Any, counts: Counts, *, scale: float) -> TermLoss:
+    def loss(self, model: Model, hidden: Tensor, batch: PackedBatch, intermediate: Any, counts: Counts, *, scale: float) -> TermLoss:
         """Cross-entropy of the tokens."""
         weights, is_external = self.position_weights(batch, counts, scale=scale)
         weighted, each = weighted_cross_entropy(model.mlm_logits(hidden, batch.masked), batch.mlm_labels, weights)
@@ -213,7 +213,7 @@ class TokenHeadTerm(PositionTerm):
         """The weight of a position with the label 1."""
         return 1.0
 
-    def loss(self, model: Model, hidden: Tensor, batch: PackedBatch, made: Any, counts: Counts, *, scale: float) -> TermLoss:
+    def loss(self, model: Model, hidden: Tensor, batch: PackedBatch, intermediate: Any, counts: Counts, *, scale: float) -> TermLoss:
         """Binary cross-entropy of the token labels."""
         weights, is_external = self.position_weights(batch, counts, scale=scale)
         labels = batch.mlm_labels.float()

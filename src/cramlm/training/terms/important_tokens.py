@@ -35,6 +35,12 @@ from cramlm.training.masking import SpecialIds
 from cramlm.training.sequences import TokenPool, pack_by_length, word_hashes
 from cramlm.training.terms.base import Random, Sampled, TokenHeadTerm, implements
 
+STOP_SHARE: Final = 0.3
+_LEAST_STOP_TEXTS: Final = 3
+_BATCH_TOKENS: Final = 8192
+UNLABELLED, UNIMPORTANT, IMPORTANT = 0, 1, 2
+"""Values of a pool's `token_labels`."""
+
 
 @implements(ImportantTokens)
 class TokenImportance(TokenHeadTerm):
@@ -52,13 +58,6 @@ class TokenImportance(TokenHeadTerm):
         """The weight of important tokens."""
         weight: float = self.configs["task"].positive_weight
         return weight
-
-
-STOP_SHARE: Final = 0.3
-_LEAST_STOP_TEXTS: Final = 3
-_BATCH_TOKENS: Final = 8192
-UNLABELLED, UNIMPORTANT, IMPORTANT = 0, 1, 2
-"""Values of a pool's `token_labels`."""
 
 
 def label_words(

@@ -58,9 +58,9 @@ class ReplacedTokenDetection(PositionTerm):
         replaced = replace_tokens(model, batch, dropout=dropout)
         return replaced.batch, replaced
 
-    def loss(self, model: Model, hidden: Tensor, batch: PackedBatch, made: Any, counts: Counts, *, scale: float) -> TermLoss:
+    def loss(self, model: Model, hidden: Tensor, batch: PackedBatch, intermediate: Any, counts: Counts, *, scale: float) -> TermLoss:
         """Cross-entropy of the generator, and of detection."""
-        replaced: Replaced = made
+        replaced: Replaced = intermediate
         total, means = torch.zeros((), device=hidden.device), {}
         if any(counts[f"{self.kind}_{origin}"] for origin in self.configs):
             weights, is_external = self.position_weights(batch, counts, scale=scale)
