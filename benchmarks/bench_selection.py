@@ -6,8 +6,8 @@
 For every task in --data: the corpus is read and indexed once (the task's own corpus if OWN_CORPUS has one), then passages are selected
 for the training texts, without overlap with dev and test. Seconds are CPU seconds and wall-clock time of the selection with an existing
 index, including decontamination, report and writing. Tokens are estimated from the characters (see report.json); "KL" is the KL
-reduction (retrieval/report.py). Retrievers are named by kind, each with the `--set` settings that it has; DSIR and random need a limit, by
-default the size of the BM25 selection of the same task.
+reduction (retrieval/statistics.py). Retrievers are named by kind, each with the `--set` settings that it has; DSIR and random need a limit,
+by default the size of the BM25 selection of the same task.
 
 Prints a table and, as the last line, one JSON object; a run over the whole corpus with BM25 alone writes benchmarks/results/selection.json.
 """

@@ -18,8 +18,8 @@ from cramlm.errors import DataError, UsageError
 from cramlm.records import Event, Selection
 from cramlm.retrieval.bm25.index import build_index
 from cramlm.retrieval.ranking import CHARACTERS_PER_TOKEN
-from cramlm.retrieval.report import PRIOR_WORDS, WordCounts, compare_with_corpus, over_represented, random_batches
 from cramlm.retrieval.selection import read_selection
+from cramlm.retrieval.statistics import PRIOR_WORDS, WordCounts, compare_with_corpus, over_represented, random_batches
 from cramlm.storage.artifacts import verify
 from cramlm.text.ngrams import count, divergence, hash_texts
 from jsonl import read_jsonl, write_jsonl

@@ -6,7 +6,7 @@
                         int32 · weight float32 (see records.Selection) · id · source (dictionary) · text; in a union also retriever
     dropped.jsonl       position, id, source, reason; with match and example, or twin (a position) and similarity
     report.json         queries: texts = answered + empty + failed; documents: found = selected + dropped + capped + cut; drops by reason;
-                        documents and words of the largest sources; rank and score profile; comparison with random text (report.py)
+                        documents and words of the largest sources; rank and score profile; comparison with random text (statistics.py)
 
 Training samples passages in proportion to their weights. The text is copied from the corpus without decoding; JSON lines are an export.
 """
@@ -32,8 +32,8 @@ from cramlm.errors import DataError, counted
 from cramlm.records import Emit, Event, FloatArray, Int32Array, IntArray, Selection, Task, count, silent
 from cramlm.retrieval.duplicates import NearDuplicates, require_datasketch
 from cramlm.retrieval.ranking import CHARACTERS_PER_TOKEN, STAGE, Bound, Dropped, Proposal, Ranking, bound_of, count_reasons, filter_ranking
-from cramlm.retrieval.report import compare_with_corpus
 from cramlm.retrieval.retrievers import RetrievalContext, build_retriever, check_bounded
+from cramlm.retrieval.statistics import compare_with_corpus
 from cramlm.storage.arrays import check_column, column_numbers, number_column, open_table, save_table, string_column
 from cramlm.storage.artifacts import Artifact, open_artifact, stage
 
