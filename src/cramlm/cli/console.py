@@ -247,7 +247,8 @@ def show_selection(report: Mapping[str, Any]) -> None:
     for name in ("rank", "score"):
         lines.append([name, "  ".join(f"{share} {report[name][share]:,g}" for share in ("p0", "p10", "p50", "p90", "p100"))])
     random, selected = likeness["kl_random"], likeness["kl_selection"]
-    lines.append(["KL(task || text)", f"{selected:.3f}; random text {random:.3f}; reduced by {random - selected:.3f}"])
+    change = f"{'reduced' if selected <= random else 'increased'} by {abs(random - selected):.3f}"
+    lines.append(["KL(task || text)", f"{selected:.3f}; random text {random:.3f}; {change}"])
     lines.append(["frequent words", ", ".join(row["word"] for row in report["over_represented"]) + " (compared with the corpus)"])
     grid = Table.grid(padding=(0, 2))
     for name, value in lines:

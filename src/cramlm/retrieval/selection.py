@@ -327,13 +327,15 @@ class _Writer:
             f"{documents['dropped']:,} dropped ({count_reasons(report['dropped']) or 'no overlap with dev or test'})"
         )
         if queries["texts"]:
-            summary += f"; {answered} answered ({queries['distinct']:,} distinct), {queries['empty']} empty, "
-            summary += f"{queries['failed']} failed"
-        summary += f"; KL(task || selection) {report['task_likeness']['kl_reduction']:.3f} below that of random text"
+            summary += f"; {answered} answered ({queries['distinct']:,} distinct), {queries['empty']:,} empty, "
+            summary += f"{queries['failed']:,} failed"
+        reduction = report["task_likeness"]["kl_reduction"]
+        summary += f"; KL(task || selection) {abs(reduction):.3f} {'below' if reduction >= 0 else 'above'} that of random text"
         figures = {name: report[name] for name in ("queries", "documents", "words", "tokens", "task_likeness")}
         self._emit(Event("done", KIND, summary, data=figures))
         if queries["empty"]:
-            self._emit(Event("warning", KIND, f"{queries['empty']} training texts share no word with the corpus and retrieved nothing"))
+            unlike = counted(queries["empty"], "training text shares no word", "training texts share no word")
+            self._emit(Event("warning", KIND, f"{unlike} with the corpus and retrieved nothing"))
 
 
 def _profile(kept: Ranking) -> dict[str, dict[str, float]]:
