@@ -136,15 +136,6 @@ class Batches:
         count = self._per_step[origin]  # type: ignore[index]
         return {origin: range(turn * count, (turn + 1) * count)}  # type: ignore[dict-item]
 
-    @property
-    def tokens_per_step(self) -> float:
-        """Real tokens in a step, expected from mean lengths; for interleaved phases the mean over a cycle."""
-        tokens = {origin: count * self._tokens_read(origin) for origin, count in self._per_step.items()}
-        if self.phase.mixing == "blended":
-            return sum(tokens.values())
-        shares = {"external": self.phase.external, "task": self.phase.task}
-        return sum(shares[origin] * count for origin, count in tokens.items()) / sum(shares.values())
-
     def _tokens_read(self, origin: Origin) -> float:
         """Mean tokens of a sequence in a batch, as its text term arranges it."""
         random = functools.partial(self._generator, index=0)
