@@ -107,23 +107,7 @@ def find_suspicious_rows(path: Path, train: LabelledFile, *, emit: Emit = silent
     folder = model_of(path)
     pairs = [row.text_pair for row in train.examples]
     check_texts([row.text for row in train.examples], pairs, trained_on_pairs=are_pairs(facts_of(folder)))
-    run, task = run_of(folder), task_of(folder)
-    if task is not None:
-        _check_kind(task.kind, train.kind)
-    if run is not None and task is not None and _same_rows(task.train, train.examples) and is_up_to_date(run, "teacher"):
-        probabilities: FloatArray = read_array(run / "teacher" / TRAINING_TEXTS_FILE)
-        labels = task.labels
-        emit(Event("note", STAGE, f"probabilities out of fold of {len(probabilities):,} texts are those of the run's teacher"))
-    else:
-        model = _regression(folder, run)
-        _check_kind(model.kind, train.kind)
-        labels = model.labels
-        check_labels(train.kind, labels, _without_file(train), origin=train.name)
-        emit(Event("start", STAGE))
-        label_texts = task.label_texts if task is not None else texts_of_labels(labels) if train.kind == "classification" else ()
-        rows = Task(train.examples, (), (), labels, dev_is_split_from_train=False, kind=train.kind, label_texts=label_texts)
-        probabilities = out_of_fold_labels(model, rows, seed=_SEED)
-        emit(Event("done", STAGE, f"{len(probabilities):,} texts predicted out of fold by the linear model"))
+    probabilities, labels = _out_of_fold(train, folder, emit)
     label_ids, has = RULES[train.kind].targets([str(example.label) for example in train.examples], labels, Scale())
     if train.kind == "multi-label":
         return [
@@ -147,6 +131,28 @@ def find_suspicious_rows(path: Path, train: LabelledFile, *, emit: Emit = silent
         )
         for row, suggested in suspicious_labels(probabilities, label_ids)
     ]
+
+
+def _out_of_fold(train: LabelledFile, folder: Path, emit: Emit) -> tuple[FloatArray, Sequence[str]]:
+    """Return the probabilities of the rows out of fold, (n, labels), and the labels: those of the run's teacher if it was trained on these
+    rows, else of the linear model, fitted again without each fold.
+    """
+    run, task = run_of(folder), task_of(folder)
+    if task is not None:
+        _check_kind(task.kind, train.kind)
+    if run is not None and task is not None and _same_rows(task.train, train.examples) and is_up_to_date(run, "teacher"):
+        probabilities: FloatArray = read_array(run / "teacher" / TRAINING_TEXTS_FILE)
+        emit(Event("note", STAGE, f"probabilities out of fold of {len(probabilities):,} texts are those of the run's teacher"))
+        return probabilities, task.labels
+    model = _regression(folder, run)
+    _check_kind(model.kind, train.kind)
+    check_labels(train.kind, model.labels, _without_file(train), origin=train.name)
+    emit(Event("start", STAGE))
+    label_texts = task.label_texts if task is not None else texts_of_labels(model.labels) if train.kind == "classification" else ()
+    rows = Task(train.examples, (), (), model.labels, dev_is_split_from_train=False, kind=train.kind, label_texts=label_texts)
+    probabilities = out_of_fold_labels(model, rows, seed=_SEED)
+    emit(Event("done", STAGE, f"{len(probabilities):,} texts predicted out of fold by the linear model"))
+    return probabilities, model.labels
 
 
 def suspicious_labels(probabilities: FloatArray, labels: IntArray) -> list[tuple[int, int]]:

@@ -19,7 +19,7 @@ import numpy as np
 from cramlm.evaluation.combination import calibrate_on_dev
 from cramlm.evaluation.kinds import KINDS, METRIC_NAMES, format_metric
 from cramlm.linear.files import Setting
-from cramlm.linear.fit import FEW_TEXTS, DevCandidates, LinearFit, SearchSpace, Spans, TaskFeatures, sample_texts
+from cramlm.linear.fit import FEW_TEXTS, Candidate, DevCandidates, LinearFit, SearchSpace, Spans, TaskFeatures, sample_texts
 from cramlm.linear.model import LinearModel
 from cramlm.linear.solvers import SOLVERS, on_one_blas_thread
 from cramlm.linear.teacher import Teacher, aligned, label_counts
@@ -58,16 +58,42 @@ def self_trained(
     same arguments give the same result.
     """
     assert reads_unlabelled(task), "self-training needs unlabelled texts and single labels"
+    assert isinstance(fit.model.setting, Setting), "naive Bayes reads unlabelled texts itself"
     began = time.perf_counter()
-    model, unlabelled = fit.model, sample_texts(task.unlabelled, MAX_UNLABELLED, seed=space.seed, stream=_SAMPLE_STREAM)
-    assert isinstance(model.setting, Setting), "naive Bayes reads unlabelled texts itself"
+    unlabelled = sample_texts(task.unlabelled, MAX_UNLABELLED, seed=space.seed, stream=_SAMPLE_STREAM)
     emit(Event("start", stage, f"self-training on {len(unlabelled):,} of {len(task.unlabelled):,} unlabelled texts"))
-    learned, weights = _with_labels(task, unlabelled, Teacher.of({**others, "static": model}, task, metric=space.metric))
-    rows = TaskFeatures(learned, model.vectors, seed=space.seed, markers=model.tfidf.markers).rows(model.tfidf.variant)
+    teacher = Teacher.of({**others, "static": fit.model}, task, metric=space.metric)
+    learned, weights = _with_labels(task, unlabelled, teacher)
+    dev = DevCandidates[Setting](task, space.metric)
+    trained, candidate, loss = _fit_again(fit.model, learned, weights, dev, task, space)
+    before = _dev_loss(fit.model.logits([example.divided_text for example in task.dev]), task, space.metric)
+    if loss > before + MAX_LOSS_INCREASE or candidate.score < fit.score - MAX_SCORE_DECREASE:
+        scores = " without, ".join(format_metric(space.metric, score) for score in (fit.score, candidate.score))
+        shown = f"{METRIC_NAMES[space.metric]} on dev {scores} with it; loss {before:.2f}, {loss:.2f} nats"
+        emit(Event("done", stage, f"self-training left out: {shown}"))
+        result = fit
+    else:
+        emit(Event("done", stage, f"self-trained, {dev.message(candidate)}", data={"score": candidate.score}))
+        result = replace(fit, model=trained, score=candidate.score)
+    predictions = np.unique(np.concatenate([fit.predictions, dev.distinct_predictions()]), axis=0)
+    seconds = fit.seconds + time.perf_counter() - began
+    return replace(result, tried=(*fit.tried, *dev.tried), predictions=predictions, seconds=seconds)
+
+
+def _fit_again(
+    model: LinearModel, learned: Task, weights: FloatArray, dev: DevCandidates[Setting], task: Task, space: SearchSpace
+) -> tuple[LinearModel, Candidate[Setting], float]:
+    """Fit the texts of `learned`, of these weights (n,), with every C; return the model of the lowest calibrated dev loss, and that loss.
+
+    dev: gets every C as a candidate.
+    """
+    assert isinstance(model.setting, Setting)
     setting, solver = replace(model.setting, unlabelled_weight=UNLABELLED_WEIGHT), SOLVERS[task.kind]
-    dev, span = DevCandidates[Setting](task, space.metric), Spans(rows).of(setting.vector_weight)
-    targets, chosen, lowest = solver.targets(learned)[rows.kept], None, math.inf
+    rows = TaskFeatures(learned, model.vectors, seed=space.seed, markers=model.tfidf.markers).rows(model.tfidf.variant)
+    span = Spans(rows).of(setting.vector_weight)
+    targets = solver.targets(learned)[rows.kept]
     fitter = solver.fitter(span.coordinates.rows, targets, setting, outputs=len(task.labels), seed=space.seed, weights=weights[rows.kept])
+    chosen, lowest = None, math.inf
     for c in sorted(space.c):
         coefficients = fitter(c)
         logits = solver.logits(setting.scheme, coefficients.scores(span.dev))
@@ -76,19 +102,6 @@ def self_trained(
             chosen, lowest = (candidate, coefficients), loss
     assert chosen is not None, "there is at least one C"
     candidate, coefficients = chosen
-    seconds = fit.seconds + time.perf_counter() - began
-    tried, predictions = (*fit.tried, *dev.tried), np.unique(np.concatenate([fit.predictions, dev.distinct_predictions()]), axis=0)
-    before = _dev_loss(model.logits([example.divided_text for example in task.dev]), task, space.metric)
-    if lowest > before + MAX_LOSS_INCREASE or candidate.score < fit.score - MAX_SCORE_DECREASE:
-        scores = " without, ".join(format_metric(space.metric, score) for score in (fit.score, candidate.score))
-        emit(
-            Event(
-                "done",
-                stage,
-                f"self-training left out: {METRIC_NAMES[space.metric]} on dev {scores} with it; loss {before:.2f}, {lowest:.2f} nats",
-            )
-        )
-        return replace(fit, tried=tried, predictions=predictions, seconds=seconds)
     trained = replace(
         model,
         tfidf=rows.tfidf,
@@ -97,8 +110,7 @@ def self_trained(
         adjustment=dev.adjustment(candidate),
         tau=candidate.tau,
     )
-    emit(Event("done", stage, f"self-trained, {dev.message(candidate)}", data={"score": candidate.score}))
-    return replace(fit, model=trained, score=candidate.score, tried=tried, predictions=predictions, seconds=seconds)
+    return trained, candidate, lowest
 
 
 def _with_labels(task: Task, unlabelled: Sequence[Example], teacher: Teacher) -> tuple[Task, FloatArray]:
