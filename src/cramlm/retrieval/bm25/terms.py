@@ -8,6 +8,7 @@ space ends it. A term is cut before the first character that starts at its 64th 
 
 from __future__ import annotations
 
+import functools
 import unicodedata
 from collections.abc import Sequence
 from typing import Final
@@ -28,7 +29,7 @@ def split_terms(text: str) -> list[str]:
     run: list[str] = []
     kind = SEPARATOR
     for character in normalise(text):
-        here = kind_of(character)
+        here = _kind_of(character)
         if here == IGNORED:
             continue
         if here == MARK:
@@ -52,6 +53,9 @@ def kind_of(character: str) -> int:
     if within(ord(character), CUT_INTO_TRIPLES):
         return TRIPLES
     return MARK if is_mark(character) else WORD
+
+
+_kind_of: Final = functools.lru_cache(maxsize=4096)(kind_of)
 
 
 def _terms_of_run(run: Sequence[str], kind: int) -> list[str]:
