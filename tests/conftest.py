@@ -13,6 +13,7 @@ from typing import Any
 
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # set in many containers: every worker and every process would compile all sources anew
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before numpy: threads that wait for one another take most of a small linear fit
+gc.disable()  # until all tests are collected: imports make few cycles and many objects, which a collection would visit again and again
 
 import pytest
 import torch
@@ -29,10 +30,16 @@ settings.register_profile("default", max_examples=20, **NOTHING_TIMED)
 settings.register_profile("slow", max_examples=200, **NOTHING_TIMED)  # make test-slow
 settings.load_profile("default")
 
+os.fsync = lambda file: None  # a run of the tiny task syncs 400 files, and no result of a test must survive a power loss
+
 WORDS = (
     *("the", "of", "and", "kinase", "inhibits", "receptor", "protein", "cell", "acts", "strongly", "dose", "rats", "aspirin"),
     *("reduces", "pain", "river", "bank", "water", "ọ̀rọ̀", "ilé"),
 )
+
+
+def pytest_collection_finish() -> None:
+    gc.enable()
 
 
 def pytest_runtest_setup() -> None:

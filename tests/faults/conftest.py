@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import posix
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,3 +21,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[workloads.World]
 def scratch() -> Iterator[Path]:
     with workloads.scratch() as folder:
         yield folder
+
+
+@pytest.fixture(autouse=True)
+def _files_are_synced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power loss keeps what a command has synced."""
+    monkeypatch.setattr(os, "fsync", posix.fsync)
