@@ -1,4 +1,7 @@
-"""What the tests of several folders share: one thread, made-up texts, a tokenizer trained on them, and a small model of either shape."""
+"""What the tests of several folders share: one thread, made-up texts, a tokenizer trained on them, and a small model of either shape.
+
+The process that distributes the tests among workers reads this file, too, and runs no test: torch and cramlm are imported by fixtures.
+"""
 
 from __future__ import annotations
 
@@ -8,29 +11,26 @@ import os
 import random
 import shutil
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from cramlm.model.model import Model
+    from cramlm.model.tokenizer import Tokenizer
 
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # set in many containers: every worker and every process would compile all sources anew
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before numpy: threads that wait for one another take most of a small linear fit
 gc.disable()  # until all tests are collected: imports make few cycles and many objects, which a collection would visit again and again
-
-import pytest
-import torch
-from hypothesis import HealthCheck, settings
-
-from cramlm.config.run import EncoderConfig, HeadConfig, TokenizerConfig
-from cramlm.model.model import Model, ModelSpec, build_model
-from cramlm.model.tokenizer import Tokenizer, train_tokenizer
-from cramlm.records import Example
-from tiny_task import fit_linear_runs, fit_tiny_run
+os.fsync = lambda file: None  # a run of the tiny task syncs 400 files, and no result of a test must survive a power loss
 
 NOTHING_TIMED: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]}
 settings.register_profile("default", max_examples=20, **NOTHING_TIMED)
 settings.register_profile("slow", max_examples=200, **NOTHING_TIMED)  # make test-slow
 settings.load_profile("default")
-
-os.fsync = lambda file: None  # a run of the tiny task syncs 400 files, and no result of a test must survive a power loss
 
 WORDS = (
     *("the", "of", "and", "kinase", "inhibits", "receptor", "protein", "cell", "acts", "strongly", "dose", "rats", "aspirin"),
@@ -42,16 +42,22 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+setups = count()
+
+
 def pytest_runtest_setup() -> None:
-    """Exempt what is alive from garbage collection: training collects at every checkpoint, which takes 0.2 s over all that a session of
-    tests has imported, and a forked child would copy the pages."""
-    gc.collect()
-    gc.freeze()
+    """Exempt what is alive from garbage collection, before every eighth test: training collects at every checkpoint, which takes 0.2 s
+    over all that a session of tests has imported, and a forked child would copy the pages."""
+    if next(setups) % 8 == 0:
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> Iterator[None]:
     """The models here are far too small for more, and threads that wait for one another make the suite slow on a busy machine."""
+    import torch
+
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -67,6 +73,9 @@ def texts() -> list[str]:
 
 @pytest.fixture(scope="session")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> Tokenizer:
+    from cramlm.config.run import TokenizerConfig
+    from cramlm.model.tokenizer import Tokenizer, train_tokenizer
+
     folder: Path = tmp_path_factory.mktemp("tokenizer")
     train_tokenizer(texts, TokenizerConfig(vocab_size=200), folder)
     return Tokenizer.load(folder)
@@ -75,6 +84,9 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> Tok
 @pytest.fixture(params=["bert", "modernbert"])
 def model(request: pytest.FixtureRequest, tokenizer: Tokenizer) -> Model:
     """Weights large enough for probabilities that differ between texts."""
+    from cramlm.config.run import EncoderConfig, HeadConfig
+    from cramlm.model.model import ModelSpec, build_model
+
     head = HeadConfig(pooling="cls" if request.param == "bert" else "mean")
     encoder = EncoderConfig(shape=request.param, layers=2, hidden=32, heads=4, intermediate=48, max_positions=64, init_std=0.3)
     return build_model(ModelSpec(encoder, head, vocab_size=tokenizer.vocab_size, labels=3), seed=5)
@@ -115,6 +127,7 @@ def tiny_onnx(once: Once, tiny_export: Path, texts: list[str]) -> Path:
     for package in ("onnx", "onnxruntime"):
         pytest.importorskip(package, reason=f"{package} is missing: pip install 'cramlm[onnx]'")
     from cramlm.export.onnx import export_onnx
+    from cramlm.records import Example
 
     examples = [Example(str(index), text, None, None) for index, text in enumerate(texts)]
     return once("tiny-onnx", lambda folder: export_onnx(tiny_export, out=folder, texts=examples))
@@ -141,12 +154,16 @@ def browser() -> Iterator[Any]:
 @pytest.fixture(scope="session")
 def session_run(once: Once) -> Path:
     """A folder with data/, run.toml, store/ and the finished run/ of `tiny_config`. Never change it: use `tiny_run` or `copied_run`."""
+    from tiny_task import fit_tiny_run
+
     return once("session-run", fit_tiny_run)
 
 
 @pytest.fixture(scope="session")
 def linear_runs(once: Once) -> Path:
     """A folder with data/, store/ and the finished runs static/, bayes/ and tfidf/; no test may change it."""
+    from tiny_task import fit_linear_runs
+
     return once("linear-runs", fit_linear_runs)
 
 

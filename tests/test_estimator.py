@@ -50,6 +50,7 @@ SETTINGS = {
 }
 SHORT = {**SETTINGS, "phases[0].steps": 4}
 OPEN_STEPS = {name: value for name, value in SETTINGS.items() if name != "phases[0].steps"}
+QUICK_LINEAR = {"recipe": "tfidf", "settings": {"threads": 1, "baseline.c": [3.0]}}
 WITH_CORPUS = {
     **SETTINGS,
     "retriever.max_documents": 60,
@@ -61,7 +62,7 @@ class Data:
     """The tiny task in memory; labels are integers whose order differs from that of their names."""
 
     def __init__(self, folder: Path) -> None:
-        paths = write_task(folder)
+        paths = write_task(folder, documents=80)
         rows = {split: read_jsonl(paths[split]) for split in ("train", "test")}
         self.corpus = paths["corpus"]
         self.X, self.X_test = ([row["text"] for row in rows[split]] for split in ("train", "test"))
@@ -229,12 +230,9 @@ def test_a_grid_search_sets_parameters_and_indexes_the_corpus_once(data: Data, t
 )
 def test_labels_of_any_sortable_type_keep_their_type(classes: tuple[Any, Any], data: Data) -> None:
     y = [classes[label == 10] for label in data.y]
-    classifier = tiny(settings=SHORT).fit(tuple(data.X), y)
+    classifier = CramClassifier(**QUICK_LINEAR).fit(tuple(data.X), y)
     assert classifier.classes_.tolist() == sorted(classes)
     assert set(classifier.predict(data.X_test).tolist()) <= set(classes)
-
-
-QUICK_LINEAR = {"recipe": "tfidf", "settings": {"threads": 1, "baseline.c": [3.0]}}
 
 
 def test_of_several_labels_per_text_predictions_have_the_form_of_the_labels(data: Data, tmp_path: Path) -> None:

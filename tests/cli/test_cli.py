@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 import typer
 
-from commands import cramlm, error_line, imported_by, printed, start, succeed
+from commands import cramlm, error_line, printed, start, succeed
 from cramlm import Index
 from cramlm.cli.app import app
 from cramlm.config.run import load_config, read_toml, to_toml
@@ -175,13 +175,6 @@ def test_evaluate_takes_a_run_or_its_export_and_gives_the_scores_that_fit_report
     reported = json.loads((run / "evaluation/scores.json").read_bytes())["models"]["tlm"]["test"]
     assert scores["macro_f1"] == pytest.approx(reported["macro_f1"])
     assert json.loads(printed("evaluate", run / "export", test, "--json")) == scores
-
-
-def test_select_with_compiled_kernels_imports_few_packages(fitted: Path, tmp_path: Path) -> None:
-    assert cramlm("index", fitted / "data/corpus.jsonl", "--out", tmp_path / "index").returncode == 0
-    options = ["--train", fitted / "data/train.jsonl", "--index", tmp_path / "index", "--top-k", "5", "--out"]
-    assert cramlm("select", *options, tmp_path / "first").returncode == 0  # compiles, which imports more
-    assert imported_by([("select", *options, tmp_path / "second")], "torch", "transformers", "sklearn", "scipy.linalg") == []
 
 
 def test_index_select_and_search_share_one_folder(fitted: Path, tmp_path: Path) -> None:

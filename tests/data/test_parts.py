@@ -247,7 +247,7 @@ def test_the_first_bad_file_is_reported_whichever_process_is_faster(tmp_path: Pa
 
 
 def test_an_interruption_ends_the_workers_and_leaves_no_partial_folder(tmp_path: Path) -> None:
-    settings = written(tmp_path, **{name: invented(name * 40, 20_000) for name in "ab"})
+    settings = written(tmp_path, **{name: invented(name * 40, 8_000) for name in "ab"})
 
     def interrupt(event: Event) -> None:
         if event.kind == "progress":
@@ -256,11 +256,11 @@ def test_an_interruption_ends_the_workers_and_leaves_no_partial_folder(tmp_path:
     with pytest.raises(KeyboardInterrupt):
         build(settings, tmp_path / "store", workers=2, emit=interrupt)
     assert not leftovers(tmp_path / "store")
-    assert len(build(settings, tmp_path / "store")) == 40_000
+    assert len(build(settings, tmp_path / "store")) == 16_000
 
 
 def test_after_kill_9_the_workers_end_and_the_next_call_resumes(tmp_path: Path) -> None:
-    settings = written(tmp_path, **{name: invented(name * 40, 20_000 if name != "a" else 10) for name in "abc"})
+    settings = written(tmp_path, **{name: invented(name * 40, 8_000 if name != "a" else 10) for name in "abc"})
     script = tmp_path / "script.py"  # without the guard of its main part that multiprocessing would need
     script.write_text(
         textwrap.dedent(f"""
@@ -284,7 +284,7 @@ def test_after_kill_9_the_workers_end_and_the_next_call_resumes(tmp_path: Path) 
     while leftovers(parts) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not leftovers(parts)
-    assert len(build(settings, tmp_path / "store")) == 40_010
+    assert len(build(settings, tmp_path / "store")) == 16_010
     assert verify(tmp_path / "store") == 4
     assert not leftovers(tmp_path / "store")
 

@@ -82,7 +82,7 @@ def copied(finished: Path, tmp_path: Path) -> Path:
 
 def test_results_of_other_settings_are_not_reported_after_an_interrupted_run(copied: Path) -> None:
     few = alone_grid(copied / "data")
-    longer = replace(few, settings=(*few.settings, "phases[0].steps=40", "phases[0].evaluate_every=10"))
+    longer = replace(few, settings=(*few.settings, "phases[0].steps=24", "phases[0].evaluate_every=12"))
     out, store, seen = copied / "out", copied / "store", list[Event]()
     before = compare(few, out=out, store=store, emit=seen.append)
     assert [event.message for event in seen if event.kind == "note"] == ["1 run, 1 finished"], "also in another folder"

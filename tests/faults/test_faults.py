@@ -39,7 +39,7 @@ def opens_export(call: syscalls.Call) -> bool:
 MakeFigure = Callable[[workloads.World, Path], Figure]
 FIGURES: dict[str, tuple[MakeFigure, list[pytest.MarkDecorator]]] = {
     "R1 after kill -9 before a change to a file the same command gives the same bytes": (
-        lambda world, scratch: crashes.kills(world, scratch, most=3, workloads=("index", "select")),
+        lambda world, scratch: crashes.kills(world, scratch, most=3, workloads=("select",)),
         [watched],
     ),
     "R1 after kill -9 at a random moment the same command gives the same bytes": (
@@ -51,7 +51,7 @@ FIGURES: dict[str, tuple[MakeFigure, list[pytest.MarkDecorator]]] = {
         [watched, pytest.mark.slow],
     ),
     "R2 a failed call on a file exits with 4 and leaves no partial result": (
-        lambda world, scratch: io_errors.failures(world, scratch, workloads=("index", "select"), most=4),
+        lambda world, scratch: io_errors.failures(world, scratch, workloads=("index",), most=4),
         [watched],
     ),
     "R2 an export folder that cannot be listed is a disk error": (
@@ -73,7 +73,7 @@ FIGURES: dict[str, tuple[MakeFigure, list[pytest.MarkDecorator]]] = {
         [pytest.mark.slow],
     ),
     "R7 64 clients with a fifth of invalid requests get correct predictions or one line": (
-        lambda world, scratch: server_load.clients(world, scratch, seconds=0.3),
+        lambda world, scratch: server_load.clients(world, scratch, seconds=0.1),
         [],
     ),
     "R8 a run stopped by SIGTERM at any moment continues": (lambda world, scratch: crashes.stops(world, scratch, times=1), []),

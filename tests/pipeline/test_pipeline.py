@@ -157,9 +157,9 @@ def test_a_changed_setting_or_test_file_rebuilds_its_stage_and_later_ones_with_a
         return {event.stage for event in events if event.kind == "up_to_date"}, stale
 
     joint, finetune = copied.config["phases"]
-    changed = {**copied.config, "phases": [joint, finetune | {"steps": 12}]}
+    changed = {**copied.config, "phases": [joint, finetune | {"steps": 4}]}
     kept, stale = again(changed)
-    assert "steps 16 -> 12" in stale["phase-2-finetune"]
+    assert "steps 16 -> 4" in stale["phase-2-finetune"]
     assert {"selection", "tokenizer", "phase-1-joint"} <= kept
     assert not kept & {"phase-2-finetune", "evaluation", "export"}
     shorter = write_jsonl(tmp_path / "test.jsonl", read_jsonl(copied.config["task"]["test"])[:10])
@@ -225,7 +225,7 @@ def test_with_the_baselines_disabled_only_the_models_of_the_teacher_are_fitted_a
 
 
 def test_no_dev_or_test_text_reaches_selection_tokenizer_or_training(tmp_path: Path) -> None:
-    paths = write_task(tmp_path / "data")
+    paths = write_task(tmp_path / "data", documents=60)
     secret = "zyxwvut qponmlk jihgfed cbazyxw vutsrqp onmlkji hgfedcb"
     with Path(paths["test"]).open("a", encoding="utf-8") as file:
         file.write(json.dumps({"text": f"wave ship {secret}", "label": "sea"}) + "\n")
@@ -239,7 +239,7 @@ def test_no_dev_or_test_text_reaches_selection_tokenizer_or_training(tmp_path: P
 
 
 def test_the_threads_of_a_run_are_also_those_of_matrix_products_outside_of_training(tmp_path: Path) -> None:
-    config = tiny_config(write_task(tmp_path / "data"), corpus=None, retriever=None)  # on one thread
+    config = tiny_config(write_task(tmp_path / "data", documents=10), corpus=None, retriever=None)  # on one thread
     threads: set[int] = set()
 
     def count_threads(event: Event) -> None:
@@ -257,15 +257,17 @@ def test_the_threads_of_a_run_are_also_those_of_matrix_products_outside_of_train
 
 
 def test_a_budget_sets_all_open_settings_and_a_second_call_keeps_the_plan(tmp_path: Path) -> None:
-    paths = write_task(tmp_path / "data")
-    config = recipes.tlm(corpus=paths["corpus"], train=paths["train"], dev=paths["dev"], budget="6e9flops")
+    paths = write_task(tmp_path / "data", documents=60)
+    config = recipes.tlm(corpus=paths["corpus"], train=paths["train"], dev=paths["dev"], budget="4e9flops")
     tiny = load_config(tiny_config(paths, baseline={"c": [3.0]}))
-    config = config.model_copy(update={name: getattr(tiny, name) for name in ("encoder", "threads", "baseline", "tokens_per_second")})
+    config = config.model_copy(
+        update={name: getattr(tiny, name) for name in ("encoder", "tokenizer", "threads", "baseline", "tokens_per_second")}
+    )
     joint, finetune = config.phases
     config = config.model_copy(update={"phases": (joint.model_copy(update={"batch_size": 512}), finetune)})
     first = run(config, out=tmp_path / "run", store=tmp_path / "store")
     assert (tmp_path / "run/schedule-2-finetune/schedule.json").is_file()
-    assert first.scores["flops"]["executed"] == pytest.approx(6e9, rel=0.1)
+    assert first.scores["flops"]["executed"] == pytest.approx(4e9, rel=0.1)
     assert all(phase.steps and phase.max_length and phase.evaluate_every for phase in first.config.phases)
     second = run(config, out=tmp_path / "run", store=tmp_path / "store")
     assert second.config == first.config
@@ -297,7 +299,7 @@ def test_a_budget_of_operations_reads_the_speed_that_an_earlier_run_measured_in_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cramlm.planning.plan._FORECAST_SECONDS", 0.01)
-    paths = write_task(tmp_path / "data")
+    paths = write_task(tmp_path / "data", documents=60)
     tiny = load_config(tiny_config(paths))
     store, times = tmp_path / "store", iter(range(9))
 
@@ -367,7 +369,7 @@ def test_distribution_alignment_is_a_setting_of_the_teacher(copied: Finished) ->
 
 
 def test_the_logit_adjustment_is_in_the_exported_bias_unless_disabled(tmp_path: Path) -> None:
-    paths = write_task(tmp_path / "data")
+    paths = write_task(tmp_path / "data", documents=60)
     train = Path(paths["train"])
     rows = train.read_text("utf-8").splitlines()
     train.write_text("\n".join([row for row in rows if '"sea"' in row] + [row for row in rows if '"hill"' in row][:3]) + "\n", "utf-8")
@@ -390,7 +392,7 @@ def test_the_logit_adjustment_is_in_the_exported_bias_unless_disabled(tmp_path: 
 
 
 def test_unlabelled_texts_are_queries_and_passages_of_every_stage_that_reads_raw_text(tmp_path: Path) -> None:
-    paths = write_task(tmp_path / "data")
+    paths = write_task(tmp_path / "data", documents=60)
     rows = [{"text": f"{TOPICS['sea'][n % 12]} and zebra{n} on a {TOPICS['hill'][n % 7]}"} for n in range(30)]
     write_jsonl(tmp_path / "more.jsonl", rows)
     config = shortened(tiny_config(paths))

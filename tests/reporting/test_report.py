@@ -399,16 +399,12 @@ def test_in_a_browser_the_page_has_no_errors_or_requests_and_tables_sort_unfold_
     assert problems == []
 
 
-def test_the_page_does_not_scroll_horizontally(browser: Any, reported: Path) -> None:
+def test_the_page_does_not_scroll_horizontally_and_has_a_dark_color_scheme(browser: Any, reported: Path) -> None:
     shown, _ = open_page(browser, reported / "report.html")
     shown.evaluate("document.querySelectorAll('details').forEach(details => { details.open = true })")
     for width in (320, 400, 1300):
         shown.set_viewport_size({"width": width, "height": 800})
         assert shown.evaluate("document.documentElement.scrollWidth") <= width
-
-
-def test_the_page_has_a_dark_color_scheme(browser: Any, reported: Path) -> None:
-    shown, _ = open_page(browser, reported / "report.html")
 
     def colours(scheme: str) -> list[int]:
         shown.emulate_media(color_scheme=scheme)

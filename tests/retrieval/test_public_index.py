@@ -231,12 +231,6 @@ def test_fewer_than_one_hit_is_refused(index: cramlm.Index) -> None:
     assert "'--top-k'" in error_line(command("search", index.path, "word", "--top-k", "0"), 2)
 
 
-def test_the_index_needs_neither_torch_nor_labels(tmp_path: Path) -> None:
-    code = "import sys, cramlm\nindex = cramlm.Index.build(['a red ship'], sys.argv[1])\n"
-    code += "assert index.search(['ship']).ids == [['0']]\nassert not {'torch', 'transformers', 'sklearn'} & set(sys.modules)\n"
-    python(code, tmp_path / "index")
-
-
 # ------------------------------------------------------------------------------------------------------------------ command line
 
 
@@ -385,6 +379,23 @@ def test_queries_without_a_judgement_do_not_count(index: cramlm.Index) -> None:
     hits = index.search(QUERIES[:2], top_k=5)
     perfect = measure(hits, ["a", "b"], {"a": {hits.ids[0][0]: 1}})
     assert perfect == dict.fromkeys(MEASURES, 1.0)
+
+
+ALONE = """
+import sys, cramlm
+from cramlm.cli.app import app
+
+index = cramlm.Index.build(["a red ship"], sys.argv[1])
+assert index.search(["ship"]).ids == [["0"]]
+app(sys.argv[2:], standalone_mode=False)
+assert not {"torch", "transformers", "sklearn", "scipy.linalg"} & set(sys.modules)
+"""
+
+
+def test_index_and_select_with_compiled_kernels_import_few_packages(folder: Path, tmp_path: Path) -> None:
+    options = ("select", "--index", folder / "index", "--queries", folder / "queries.csv", "--out")
+    succeed(*options, tmp_path / "first")  # compiles, which imports more
+    python(ALONE, tmp_path / "texts", *options, tmp_path / "second")
 
 
 def test_select_takes_texts_without_labels_and_the_settings_of_the_index(folder: Path, tmp_path: Path) -> None:

@@ -228,7 +228,7 @@ def test_parts_and_ranks_have_the_losses_and_the_gradient_of_the_whole_batch(obj
     several, summed = of(in_parts(whole, 3))
     assert several == pytest.approx(terms, rel=1e-5)
     torch.testing.assert_close(summed, expected, rtol=1e-3, atol=1e-6)
-    empty = [objective_of(phase).losses(model, PackedBatch.of(shard(whole, index, 40)), counts).total for index in range(40)]
+    empty = [objective_of(phase).losses(model, PackedBatch.of(shard(whole, index, 16)), counts).total for index in range(16)]
     assert float(sum(empty, torch.zeros(())).detach()) == pytest.approx(terms["loss"], rel=1e-5)
 
 
