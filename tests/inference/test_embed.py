@@ -13,7 +13,7 @@ from commands import cramlm, error_line, printed
 from cramlm.errors import UsageError
 from cramlm.inference.predictor import Predictor
 from cramlm.model.huggingface.folder import load_classifier
-from cramlm.model.kernels.torch import no_dropout
+from cramlm.model.operations import no_dropout
 from jsonl import write_jsonl
 
 TEXTS = ["the old ship was near the harbour", "a path from the valley", "tide reef, and a stone cabin in the old forest by the sea", "sea"]

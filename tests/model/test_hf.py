@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from cramlm.model.huggingface import folder as hf
-from cramlm.model.kernels.torch import Dropout
 from cramlm.model.model import Model, ModelSpec, build_model
+from cramlm.model.operations import Dropout
 from cramlm.model.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # raised inside transformers while it loads

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from cramlm.cli.runs import machine_lines
 from cramlm.config.run import EncoderConfig, HeadConfig
-from cramlm.model.kernels.torch import Dropout
 from cramlm.model.model import Model, ModelSpec, Precision, build_model, has_bf16, resolve_precision
+from cramlm.model.operations import Dropout
 from cramlm.model.tokenizer import Tokenizer
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

@@ -23,8 +23,8 @@ from training_fixtures import ENCODER, LABELS, SPECIAL, VOCABULARY, make_model
 from cramlm.config.run import HeadConfig, OptimizerConfig, PhaseConfig
 from cramlm.errors import EnvironmentFault
 from cramlm.evaluation.prediction import predict_logits
-from cramlm.model.kernels.torch import Rotation, attend, attend_fused
 from cramlm.model.model import Model, ModelSpec, PackedBatch, build_model, resolve_device
+from cramlm.model.operations import Rotation, attend, attend_fused
 from cramlm.model.tokenizer import Tokens
 from cramlm.planning.speed import random_pool
 from cramlm.training.batching import Batches

@@ -12,8 +12,8 @@ from torch.nn import functional
 from training_fixtures import SPECIAL, make_batches, make_model, make_phase, make_pool
 
 from cramlm.config.run import PhaseConfig
-from cramlm.model.kernels.torch import weighted_cross_entropy
 from cramlm.model.model import Model, PackedBatch, Precision
+from cramlm.model.operations import weighted_cross_entropy
 from cramlm.records import Scale
 from cramlm.training.batching import Batches
 from cramlm.training.objective import Losses, gradients, in_parts, objective_of
@@ -117,7 +117,7 @@ def test_label_smoothing_is_torchs() -> None:
 def test_vocabulary_loss_and_its_gradient_are_torchs_over_many_blocks(
     kind: torch.dtype, tolerance: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cramlm.model.kernels.torch._BLOCK", 700)
+    monkeypatch.setattr("cramlm.model.operations._BLOCK", 700)
     generator = torch.Generator().manual_seed(3)
     logits = (torch.randn(45, 100, generator=generator) * 8).to(kind).requires_grad_()
     targets = torch.randint(0, 100, (45,), generator=generator)

@@ -26,8 +26,8 @@ from torch import Tensor, nn
 from cramlm.inference.folders import ENCODERS, model_of
 from cramlm.model.huggingface.pretrained import open_pretrained
 from cramlm.model.huggingface.weights import load_pretrained_weights
-from cramlm.model.kernels.torch import Rotation
 from cramlm.model.model import Model, ModelSpec, PackedBatch, build_model
+from cramlm.model.operations import Rotation
 from cramlm.model.tokenizer import Tokenizer
 from cramlm.records import Emit, Event
 from cramlm.reporting.charts import Bars, bar_panels

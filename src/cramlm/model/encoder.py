@@ -12,7 +12,7 @@ finite and unused hidden states.
     moe          modernbert with a mixture of experts in place of the feed-forward part (`Experts`); no native class
 
 BERT's second type embedding is never used: both halves of a pair are type 0, and exported folders have no `token_type_ids` as input. The
-operations around the linear layers are in kernels/torch.py.
+operations around the linear layers are in operations.py.
 
 Mixture of experts (Switch Transformer, Fedus et al. 2022): p = softmax(router(x)) in float32, expert e = argmax p, y = p_e * expert_e(x).
 Experts have no capacity limit: no token is dropped, and a text's result does not depend on its batch. A balance loss with the weight
@@ -36,7 +36,7 @@ import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import Tensor, nn
 
 from cramlm.config.run import EncoderConfig
-from cramlm.model.kernels.torch import Dropout, Rotation, add_norm, attend, geglu, gelu, norm_of_sum
+from cramlm.model.operations import Dropout, Rotation, add_norm, attend, geglu, gelu, norm_of_sum
 
 
 class Expert(nn.Module):

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from cramlm.config.run import EncoderConfig, HeadConfig
 from cramlm.model.encoder import Norm, Rows, build_encoder
-from cramlm.model.kernels.torch import Dropout
+from cramlm.model.operations import Dropout
 from cramlm.model.prompts import Prompt
 
 Classifier: TypeAlias = "BertClassifier | ModernBertClassifier"

@@ -26,7 +26,7 @@ from cramlm.config.run import DEVICE_NAME, EncoderConfig, HeadConfig
 from cramlm.errors import EnvironmentFault, UsageError, counted
 from cramlm.model.encoder import Rows, build_encoder, initialise, without_autocast
 from cramlm.model.heads import Classifier, Generator, MlmHead, PromptHead, TokenHead, build_classifier, pool
-from cramlm.model.kernels.torch import Dropout, no_dropout
+from cramlm.model.operations import Dropout, no_dropout
 from cramlm.model.prompts import Prompt
 from cramlm.records import Batch, FloatArray, Scale, TaskKind
 

@@ -8,7 +8,7 @@ positions or sequences, so that a term does not fade when a batch holds few of i
 their balance, a mean over sequences (model/encoder.py), whatever `loss_scale`.
 
 On a CPU a batch is split into as many parts as there are threads, and each part runs forward and backward in a thread of its own: most
-operations are too small to be split over cores, and the loops of model/kernels/cpu.py are single-threaded (figures: docs/log.md). The
+operations are too small to be split over cores, and the loops of model/cpu_kernels.py are single-threaded (figures: docs/log.md). The
 gradients are summed in the order of the parts, so that the same number of threads gives the same bits.
 
 There are two counts of operations. The paper's, 6 x padded tokens x parameters, includes the embedding table and leaves attention out; it
@@ -29,8 +29,8 @@ from torch import Tensor
 
 from cramlm.config.phase import PhaseConfig
 from cramlm.config.terms import Origin
-from cramlm.model.kernels.torch import Dropout
 from cramlm.model.model import Model, PackedBatch, Precision, autocast
+from cramlm.model.operations import Dropout
 from cramlm.records import Batch
 from cramlm.training import terms as terms  # registers every term
 from cramlm.training.masking import SpecialIds

@@ -20,8 +20,8 @@ from torch.nn import functional
 
 from cramlm.config.phase import PhaseConfig
 from cramlm.config.terms import Origin, TermConfig
-from cramlm.model.kernels.torch import Dropout, weighted_cross_entropy
 from cramlm.model.model import Model, PackedBatch
+from cramlm.model.operations import Dropout, weighted_cross_entropy
 from cramlm.records import Batch, BoolArray, FloatArray, IntArray
 from cramlm.training.masking import SpecialIds
 from cramlm.training.sequences import TokenPool, lay_out, pack

@@ -28,8 +28,8 @@ import torch
 
 from cramlm.config.terms import ImportantTokens
 from cramlm.model.encoder import Rows
-from cramlm.model.kernels.torch import no_dropout
 from cramlm.model.model import Model, PackedBatch, Precision, autocast
+from cramlm.model.operations import no_dropout
 from cramlm.records import Batch, BoolArray, FloatArray, IntArray
 from cramlm.training.masking import SpecialIds
 from cramlm.training.sequences import TokenPool, pack_by_length, word_hashes

@@ -19,8 +19,8 @@ from torch.nn import functional
 
 from cramlm.config.terms import Origin, ReplacedTokens
 from cramlm.model.encoder import Rows
-from cramlm.model.kernels.torch import Dropout, no_dropout, weighted_cross_entropy
 from cramlm.model.model import Model, PackedBatch
+from cramlm.model.operations import Dropout, no_dropout, weighted_cross_entropy
 from cramlm.records import Batch
 from cramlm.training.masking import SpecialIds, mask
 from cramlm.training.terms.base import Counts, PositionTerm, Random, Sampled, TermLoss, implements

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from cramlm.model.encoder import attention_bias
-from cramlm.model.kernels.torch import Dropout, Mask, Rotation, add_norm, attend, attend_fused, drop, geglu, gelu, norm_of_sum, splitmix64
+from cramlm.model.operations import Dropout, Mask, Rotation, add_norm, attend, attend_fused, drop, geglu, gelu, norm_of_sum, splitmix64
 
 Attention: TypeAlias = Callable[[torch.Tensor, torch.Tensor, Rotation | None, int, Mask | None], torch.Tensor]
 DROPOUT = Mask(0.3, 0x0123456789ABCDEF)

@@ -1,20 +1,20 @@
 """The operations around the linear layers: attention, plain and gated GELU, residual sums with their norms, cross-entropy, dropout.
 
-Each has three equivalent forms (tests/model/test_kernels.py). In bf16 on a CPU, and in float32 where a gradient is needed, it is one
-autograd node over compiled loops (cpu.py): a mini encoder in bf16 would otherwise spend half of its time outside matrix products. In
-other cases on a CPU attention and GeGLU are one node over PyTorch's operations, which saves what autograd adds between them: zero-filled
+Each has three equivalent forms (tests/model/test_operations.py). In bf16 on a CPU, and in float32 where a gradient is needed, it is one
+autograd node over compiled loops (cpu_kernels.py): a mini encoder in bf16 would otherwise spend half of its time outside matrix products.
+In other cases on a CPU attention and GeGLU are one node over PyTorch's operations, which saves what autograd adds between them: zero-filled
 gradients of slices, copies to join them, saved intermediates. On CUDA, and while a graph is exported for other runtimes, they are PyTorch's
 own operations. So are in float32 the norm of a sum (BERT's) and attention without rotation, and on a CPU without a gradient all attention:
 SDPA stores no scores, and takes half the time at 250 tokens.
 
 Cross-entropy over the vocabulary computes its gradient in the forward pass, one cache-sized block of positions at a time. The logits of a
 step (800 positions x 8,192 tokens) are the largest tensor of training; the plain formula reads and writes them about eight times in
-float32, here each block is read once and its gradient written once, in the type of the logits. On one core 7 ms with the compiled loop,
-11 ms with PyTorch's operations in blocks, and a third of the formula's memory.
+float32, here each block is read once and its gradient written once, in the type of the logits. On one core 7 ms with the compiled loop, 11
+ms with PyTorch's operations in blocks, and a third of the formula's memory.
 
-Dropout has no global generator: the mask is a function of (seed, part of the batch, number of the call in the pass, element's index).
-Hence the parts of a batch can run in parallel threads, and the backward pass recomputes the mask instead of storing it. On a CPU the
-element's index is hashed with a 64-bit key (cpu.py); elsewhere PyTorch samples from a generator seeded with the key. The key is seed, part
+Dropout has no global generator: the mask is a function of (seed, part of the batch, number of the call in the pass, element's index). Hence
+the parts of a batch can run in parallel threads, and the backward pass recomputes the mask instead of storing it. On a CPU the element's
+index is hashed with a 64-bit key (cpu_kernels.py); elsewhere PyTorch samples from a generator seeded with the key. The key is seed, part
 and call mixed by splitmix64, because keys that differ in few bits could give the same mask in another order.
 """
 
@@ -78,22 +78,20 @@ def drop(x: Tensor, mask: Mask, *, out: Tensor | None = None) -> Tensor:
 
 
 def hashes(x: Tensor) -> bool:
-    """Return True if the mask of this tensor is hashed from indices (cpu.py), False if PyTorch samples it."""
+    """Return True if the mask of this tensor is hashed from indices (cpu_kernels.py), False if PyTorch samples it."""
     return x.device.type == "cpu" and (is_compiled(x) or x.dtype == torch.float32)
 
 
 @functools.cache
 def compiled() -> ModuleType:
-    """Return the loops of cpu.py, imported at the first call: with numba that takes half a second, and predictions in fp32 use none of
-    them.
-    """
-    from cramlm.model.kernels import cpu
+    """Return cpu_kernels.py, imported at the first call: with numba that takes half a second, and predictions in fp32 use none of it."""
+    from cramlm.model import cpu_kernels
 
-    return cpu
+    return cpu_kernels
 
 
 def is_compiled(x: Tensor) -> bool:
-    """Return True if the loops of cpu.py compute a function of this tensor: on a CPU, in bf16, or in float32 with a gradient."""
+    """Return True if the loops of cpu_kernels.py compute a function of this tensor: on a CPU, in bf16, or in float32 with a gradient."""
     is_float32_trained = x.dtype == torch.float32 and x.requires_grad and torch.is_grad_enabled()
     return (x.dtype == torch.bfloat16 or is_float32_trained) and x.device.type == "cpu" and not torch.compiler.is_exporting()
 
@@ -348,7 +346,7 @@ class _NormOfSum(torch.autograd.Function):
 
 
 def memory(x: Tensor) -> npt.NDArray[Any]:
-    """Return the memory of a contiguous tensor, as cpu.py reads it: float32, or the 16 bits of bf16."""
+    """Return the memory of a contiguous tensor, as cpu_kernels.py reads it: float32, or the 16 bits of bf16."""
     assert x.is_contiguous()
     if x.dtype == torch.bfloat16:
         bits: npt.NDArray[np.uint16] = x.detach().view(torch.int16).numpy().view(np.uint16)

@@ -1,1 +1,0 @@
-"""The operations around linear layers: interface in PyTorch, compiled loops for the CPU, dropout."""
