@@ -23,7 +23,7 @@ from cramlm.data.corpus import Corpus
 from cramlm.data.parts import Part
 from cramlm.errors import ArtifactError
 from cramlm.records import Emit, Event, FloatArray, IntArray
-from cramlm.retrieval.phrases import query_texts
+from cramlm.retrieval.queries import query_texts
 from cramlm.retrieval.ranking import STAGE, Proposal, QueryCounts, best_of_hits, cap_per_query, of_parts, search_deeper
 from cramlm.storage.arrays import ArrayFile
 from cramlm.storage.artifacts import hash_json, shared_stage

@@ -39,7 +39,7 @@ from cramlm.config.run import CorpusConfig
 from cramlm.data.corpus import Corpus, build_corpus
 from cramlm.errors import ArtifactError, DataError, EnvironmentFault, UsageError
 from cramlm.records import Document, Emit, Event, FloatArray, silent
-from cramlm.retrieval.phrases import first_words
+from cramlm.retrieval.queries import first_words
 from cramlm.retrieval.ranking import MOST_FAILED, Proposal, QueryCounts, Ranking, cap_per_query
 from cramlm.storage.arrays import read_array, save_array
 from cramlm.storage.artifacts import hash_json, shared_stage

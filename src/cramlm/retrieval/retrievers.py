@@ -30,7 +30,7 @@ from cramlm.retrieval.bm25.search import Queries, Scoring
 from cramlm.retrieval.dense import DenseRetriever, OpenEncoder
 from cramlm.retrieval.dsir import DsirRetriever
 from cramlm.retrieval.elasticsearch import ElasticsearchRetriever
-from cramlm.retrieval.phrases import query_texts
+from cramlm.retrieval.queries import query_texts
 from cramlm.retrieval.ranking import (
     NO_QUERIES,
     STAGE,

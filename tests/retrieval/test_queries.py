@@ -7,7 +7,7 @@ from retrieval_fixtures import invented_texts
 from selection_fixtures import write_corpus
 
 from cramlm.data.corpus import Corpus
-from cramlm.retrieval.phrases import first_words, key_phrases, query_texts, stop_words
+from cramlm.retrieval.queries import first_words, key_phrases, query_texts, stop_words
 from cramlm.text.ngrams import cut_into_tokens
 
 STOP = frozenset(("the", "of", "and", "in", "a", "is", "are"))
