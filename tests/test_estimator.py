@@ -337,6 +337,13 @@ def test_bad_input_is_refused_with_its_index_before_anything_is_written(change: 
     assert not (tmp_path / "runs").exists()
 
 
+def test_texts_and_labels_may_be_generators(data: Data, tmp_path: Path) -> None:
+    for labels in (data.y, [[label] for label in data.y]):
+        of_list = CramClassifier(**QUICK_LINEAR, out=tmp_path / "runs").fit(data.X, labels)
+        of_generators = CramClassifier(**QUICK_LINEAR, out=tmp_path / "runs").fit(iter(data.X), iter(labels))
+        assert of_generators.run_.path == of_list.run_.path
+
+
 @pytest.mark.parametrize(
     ("y", "message"),
     [

@@ -292,6 +292,7 @@ class CramClassifier(ClassifierMixin, CramEstimator):  # type: ignore[misc]
             few different texts to split a dev set off; for an unknown setting. CramError: as `cramlm.fit`.
         """
         with _errors_in_parameters():
+            y = list(y) if isinstance(y, Iterator) else y  # which is read more than once
             texts, target_type = checked_training_texts(X), _target_type(y)
             kind: TaskKind = "classification" if target_type == "multiclass" else "multi-label"
             labels: list[Any]
