@@ -350,6 +350,7 @@ def test_texts_and_labels_may_be_generators(data: Data, tmp_path: Path) -> None:
         ([1, 2, 3], "inconsistent numbers of samples: 4 texts, 3 labels"),
         ([1, 2, None, 3], "y\\[2\\] is missing"),
         ([1, 2, 3, np.inf], "y\\[3\\] is inf, not a finite number"),
+        ([1, 2, -3e40, 3], "y\\[2\\] is -3e\\+40, whose absolute value is over 1e\\+30; divide all numbers"),
         ([1, "2", 3, 4], "y\\[1\\] is '2', not a finite number; convert it, or use CramClassifier"),
         (np.eye(4), "y is of 2 dimensions, expected one number per text"),
         ([2.0] * 4, "y: every row has the number 2.0; there is nothing to learn"),

@@ -32,7 +32,7 @@ from sklearn.metrics import accuracy_score
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
-from cramlm.data.labels import RULES, format_labels, format_number
+from cramlm.data.labels import LARGEST_NUMBER, RULES, format_labels, format_number
 from cramlm.data.task import split_dev, text_key
 from cramlm.errors import CramError, DataError, UsageError, brief, counted
 from cramlm.records import Emit, Event, Example, FloatArray, TaskKind, silent
@@ -506,7 +506,7 @@ def checked_numbers(values: Any, texts: int) -> list[float]:
     """Return the numbers as floats.
 
     Raises:
-        InvalidInput: if there are not `texts` of them, or one is missing, infinite or no number (with its index).
+        InvalidInput: if there are not `texts` of them, or one is missing, infinite, too large or no number (with its index).
     """
     numbers = _flat(values, texts, "number")
     for index, number in enumerate(numbers):
@@ -514,6 +514,8 @@ def checked_numbers(values: Any, texts: int) -> list[float]:
             raise InvalidInput(f"y[{index}] is missing ({number}); drop the row")
         if not isinstance(number, int | float | np.integer | np.floating) or not math.isfinite(number):
             raise InvalidInput(f"y[{index}] is {_shown(number)}, not a finite number; convert it, or use CramClassifier for classes")
+        if abs(float(number)) > LARGEST_NUMBER:
+            raise InvalidInput(f"y[{index}] is {_shown(number)}, whose absolute value is over {LARGEST_NUMBER:.0e}; divide all numbers")
     return [float(number) for number in numbers]
 
 

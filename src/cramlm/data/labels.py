@@ -26,7 +26,7 @@ from cramlm.io.rows import ColumnKind
 from cramlm.records import FloatArray, IntArray, Scale, TaskKind
 
 _NUMBER: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
-_LARGEST: Final = 1e30  # squares of larger numbers overflow single precision
+LARGEST_NUMBER: Final = 1e30  # squares of larger numbers overflow single precision
 
 
 class LabelRules(Protocol):
@@ -172,8 +172,8 @@ class NumberLabel(LabelRules):
         if not _NUMBER.fullmatch(stripped):
             raise ValueError(f"{column!r} is not a number ({brief(value, 30)}); write it like 3.5 or -1e3")
         number = float(stripped)
-        if not abs(number) <= _LARGEST:
-            raise ValueError(f"{column!r} is too large a number ({brief(value, 30)}): its absolute value is over {_LARGEST:.0e}")
+        if not abs(number) <= LARGEST_NUMBER:
+            raise ValueError(f"{column!r} is too large a number ({brief(value, 30)}): its absolute value is over {LARGEST_NUMBER:.0e}")
         return format_number(number)
 
     def plain(self, label: str) -> float:
