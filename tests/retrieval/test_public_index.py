@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas
@@ -15,7 +16,7 @@ from retrieval_fixtures import invented_texts, reference_search, reference_union
 import cramlm
 from commands import cramlm as command
 from commands import error_line, printed, python, succeed
-from cramlm.errors import ArtifactError, DataError, UsageError
+from cramlm.errors import ArtifactError, CramError, DataError, UsageError
 from cramlm.retrieval.bm25.analysis import Analyzer, analyze
 from cramlm.retrieval.bm25.search import Scoring
 from cramlm.retrieval.index import IndexSettings
@@ -199,6 +200,21 @@ def test_queries_and_ids_that_are_no_strings_are_named(index: cramlm.Index, tmp_
             search(["word", None])  # type: ignore[list-item]
     with pytest.raises(UsageError, match="the id of text 7 is not a string but int"):
         cramlm.Index.build({7: "a text"}, tmp_path / "index")  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (["a text", "half \ud83d"], "the text of text '1' has a lone surrogate, as character 6; remove it"),
+        ({"half \ud83d": "a text"}, r"the id of text 'half \\ud83d' has a lone surrogate, as character 6; remove it"),
+        (["", " \n"], "all texts are blank; pass at least one"),
+        ([], "no texts to index; pass at least one"),
+    ],
+)
+def test_texts_that_cannot_be_indexed_are_named_before_anything_is_written(texts: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(CramError, match=f"^{message}$"):
+        cramlm.Index.build(texts, tmp_path / "index")
+    assert not list(tmp_path.iterdir())
 
 
 def test_texts_and_queries_may_be_columns_of_tables_and_generators(tmp_path: Path) -> None:

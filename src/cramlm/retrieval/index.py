@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from cramlm.config.run import CorpusConfig, explain_validation_error
 from cramlm.data.corpus import Corpus, build_corpus
-from cramlm.errors import ArtifactError, UsageError, brief, counted
+from cramlm.errors import ArtifactError, DataError, UsageError, brief, counted
 from cramlm.io.executors import Executor
 from cramlm.io.machine import available_cores
 from cramlm.io.paths import looks_like_misspelt_path, looks_like_path, require_paths
@@ -159,6 +159,8 @@ class Index:
         if not isinstance(source, str | Path | Mapping):
             source = _flat(source)
         if (texts := _texts_of(source)) is not None:
+            if settings.get("on_bad_row") != "skip":
+                _refuse_surrogates(texts)
             _save_texts(folder, texts)
             files: tuple[str, ...] = (str(folder / TEXTS),)
             columns = {"passage_words": 0, "duplicates": "none"} | columns
@@ -309,9 +311,20 @@ def _texts_of(source: str | Path | Sequence[str | Path] | Mapping[str, str]) -> 
             if not isinstance(value, str):
                 kind = type(value).__name__
                 raise UsageError(f"the {what} of text {brief(name)} is not a string but {kind}; pass strings, with strings as ids")
-    if not texts:
-        raise UsageError("no texts to index; pass at least one")
+    if not any(text.strip() for text in texts.values()):
+        raise UsageError(f"{'all texts are blank' if texts else 'no texts to index'}; pass at least one")
     return texts
+
+
+def _refuse_surrogates(texts: Mapping[str, str]) -> None:
+    for name, text in texts.items():
+        for what, value in (("id", name), ("text", text)):
+            try:
+                value.encode()
+            except UnicodeEncodeError as error:
+                raise DataError(
+                    f"the {what} of text {brief(name)} has a lone surrogate, as character {error.start + 1}; remove it"
+                ) from error
 
 
 def _save_texts(folder: Path, texts: Mapping[str, str]) -> None:
