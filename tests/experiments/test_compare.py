@@ -8,6 +8,7 @@ import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -224,6 +225,13 @@ def test_an_experiment_that_cannot_run_leaves_no_folder(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"tasks of several kinds \(classification, regression\)"):
         compare(Grid((*arms_of(["tfidf"]), other), (1,), ("all",), task), out=tmp_path / "out", store=tmp_path / "store")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("replaces", [{"arms": arms_over("tfidf", ["seed=1,2"])}, {"settings": ("seed = 5",)}])
+def test_a_setting_that_gives_every_seed_the_same_run_is_refused(replaces: dict[str, Any], tmp_path: Path) -> None:
+    grid = Grid(arms_of(["tfidf"]), (1, 2), ("all",), write_arms(tmp_path / "data"))
+    with pytest.raises(UsageError, match=r"seed ?= ?[15]: every arm runs with the seeds of --seeds"):
+        check_arms(replace(grid, **replaces))
 
 
 def test_an_arm_without_retrieval_has_no_unlabelled_texts_either(tmp_path: Path) -> None:

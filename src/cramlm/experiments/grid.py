@@ -210,6 +210,8 @@ def cells_of(grid: Grid, out: Path) -> list[Cell]:
 
 def _config(grid: Grid, arm: Arm, task: dict[str, Any], seed: int) -> RunConfig:
     settings = [each for each in (*grid.settings, *arm.settings) if each.replace(" ", "") != _NO_RETRIEVAL]
+    if fixed := next((each for each in settings if each.partition("=")[0].strip() == "seed"), None):
+        raise UsageError(f"{fixed}: every arm runs with the seeds of --seeds, which this would replace; drop it, and pass --seeds 7,11")
     common: dict[str, Any] = {"task": task, "budget": grid.budget, "seed": seed}
     is_file, on_init = arm.source.endswith(".toml"), arm.source.endswith(ON_INIT)
     content = read_toml(Path(arm.source)) if is_file else {}
