@@ -1,4 +1,4 @@
-"""What logits mean by kind of task: as predictions, and as scores. Needs neither torch nor transformers.
+"""The kinds of task (one label, several, a number): what logits become as predictions, and how these are scored. Needs no torch.
 
                       logits (n, labels) become                 a prediction            compared by
     classification    probabilities that sum to 1 (softmax)     the most probable label   macro-F1
@@ -99,6 +99,8 @@ class Kind(Protocol):
 
 
 class OneLabelKind:
+    """One label per text: softmax."""
+
     table_metrics: tuple[str, ...] = ("accuracy", "micro_f1", "macro_f1")
     has_prior: bool = True
 
@@ -133,6 +135,8 @@ class OneLabelKind:
 
 
 class SeveralLabelsKind:
+    """Any number of labels per text: a sigmoid each."""
+
     table_metrics: tuple[str, ...] = ("subset_accuracy", "micro_f1", "macro_f1")
     has_prior: bool = True
 
@@ -162,6 +166,8 @@ class SeveralLabelsKind:
 
 
 class NumberKind:
+    """A number per text: the output itself."""
+
     table_metrics: tuple[str, ...] = ("rmse", "spearman", "pearson")
     has_prior: bool = False
 

@@ -155,8 +155,8 @@ def calibration_error(probabilities: FloatArray, true: Sequence[str], labels: Se
     """
     confidence = probabilities.max(axis=1).astype(np.float64)
     correct = np.array([labels[index] for index in probabilities.argmax(axis=1)], dtype=object) == np.array(true, dtype=object)
-    place = np.clip(np.ceil(confidence * bins).astype(np.int64) - 1, 0, bins - 1)
-    gap = np.bincount(place, weights=confidence - correct, minlength=bins)
+    index = np.clip(np.ceil(confidence * bins).astype(np.int64) - 1, 0, bins - 1)
+    gap = np.bincount(index, weights=confidence - correct, minlength=bins)
     return float(np.abs(gap).sum() / len(confidence))
 
 

@@ -198,8 +198,8 @@ def cells_of(grid: Grid, out: Path) -> list[Cell]:
         for labels in grid.labels:
             task = dict(grid.task)
             if labels != ALL:
-                drawn, rest = subsample(task, count=int(labels), seed=seed, folder=out / "subsamples")
-                task["train"] = str(drawn)
+                sampled, rest = subsample(task, count=int(labels), seed=seed, folder=out / "subsamples")
+                task["train"] = str(sampled)
                 if grid.rest_unlabelled and rest is not None:
                     task["unlabelled"] = [*(task.get("unlabelled") or ()), str(rest)]
             for arm in grid.arms:
@@ -272,12 +272,12 @@ def subsample(task: Mapping[str, Any], *, count: int, seed: int, folder: Path) -
     kind: TaskKind = task.get("kind") or "classification"
     row_format = RowFormat(columns["text"], columns["label"], pair, kind, task.get("label_separator") or "|")
     examples = read_examples(task["train"], row_format, on_bad_row=task.get("on_bad_row") or "fail")
-    drawn = set(_sample(examples, count, seed, str(task["train"]), kind))
+    sampled = set(_sample(examples, count, seed, str(task["train"]), kind))
     rows: tuple[list[str], list[str]] = [], []
     for index, example in enumerate(examples):
         row = {columns["text"]: example.text, **({} if pair is None else {pair: example.text_pair})}
-        row |= {columns["label"]: RULES[kind].plain(str(example.label))} if index in drawn else {}
-        rows[index not in drawn].append(json.dumps(row, ensure_ascii=False) + "\n")
+        row |= {columns["label"]: RULES[kind].plain(str(example.label))} if index in sampled else {}
+        rows[index not in sampled].append(json.dumps(row, ensure_ascii=False) + "\n")
     files = []
     for name, lines in zip(("train", "rest"), rows, strict=True):
         content = "".join(lines)
@@ -285,7 +285,7 @@ def subsample(task: Mapping[str, Any], *, count: int, seed: int, folder: Path) -
         if lines and not target.is_file():
             publish_file(target, content.encode())
         files.append(target if lines else None)
-    assert files[0] is not None, "at least one row is drawn"
+    assert files[0] is not None, "a sample has at least one row"
     return files[0], files[1]
 
 

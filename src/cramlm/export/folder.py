@@ -1,4 +1,4 @@
-"""The exported folder of a run, which needs nothing of the run.
+"""Publish the exported folder of a run, which is complete without the run.
 
 Of an encoder, a plain Hugging Face folder:
     config.json, model.safetensors, tokenizer.json, tokenizer_config.json    the classifier, a native class of transformers (except moe)

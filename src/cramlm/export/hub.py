@@ -1,4 +1,4 @@
-"""A finished model to the Hugging Face Hub, as one commit.
+"""Upload a finished model to the Hugging Face Hub as one commit.
 
     run or model folder ─► verify every file ─► public card and provenance ─► repository ─► commit
 

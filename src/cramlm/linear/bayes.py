@@ -116,6 +116,6 @@ def bayes_reads_seed(passages: int, unlabelled: int) -> bool:
 
 def _sample(passages: Sequence[str], unlabelled: Sequence[str], seed: int) -> Sequence[str]:
     """At most `MAX_PASSAGES` of both together, in their order."""
-    room = max(MAX_PASSAGES // 2, MAX_PASSAGES - len(passages))
-    own = sample_texts(unlabelled, room, seed=seed, stream=_SAMPLE_STREAM)
+    most_unlabelled = max(MAX_PASSAGES // 2, MAX_PASSAGES - len(passages))
+    own = sample_texts(unlabelled, most_unlabelled, seed=seed, stream=_SAMPLE_STREAM)
     return [*sample_texts(passages, MAX_PASSAGES - len(own), seed=seed, stream=_SAMPLE_STREAM), *own]

@@ -7,11 +7,11 @@ sampling factorize nearly the same matrix (Levy and Goldberg 2014). Settings are
 Tokens: a small encoder that trains on a few million tokens spends most of them on learning which words are similar; counts give that in
 seconds. The vocabulary head is tied to the embedding, so it starts from the same values.
 
-Words: a word that no labelled text shows lies near those that they do; the passages retrieved for one task are too few to place it. The
-most frequent words are factorized; the row of a rarer one is multiplied by the projection that takes a row to its vector (folding-in;
-Berry, Dumais and O'Brien 1995), for a fraction of the time and memory. No label and no task decides anything here: passages that equal a
-dev or test text are counted like all others. `<store>/word-vectors/<key>/` holds the files of `WordVectors`. Settings of both, and what
-they are worth: docs/log.md.
+Words: the vector of a word that no labelled text has is close to those of similar words that labelled texts have; the passages retrieved
+for one task are too few to learn such vectors. The most frequent words are factorized; the row of a rarer one is multiplied by the
+projection that takes a row to its vector (folding-in; Berry, Dumais and O'Brien 1995), for a fraction of the time and memory. No label and
+no task decides anything here: passages that equal a dev or test text are counted like all others. `<store>/word-vectors/<key>/` holds the
+files of `WordVectors`. Settings of both, and what they are worth: docs/log.md.
 """
 
 from __future__ import annotations

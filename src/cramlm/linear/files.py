@@ -1,4 +1,4 @@
-"""The files of a linear model: their names, the settings in them, and one rule and remedy for a missing or damaged one.
+"""The files of a linear model: their names, the settings that they store, and how they are read.
 
 Finding and describing a linear model on disk loads neither scikit-learn, SciPy nor Numba.
 """

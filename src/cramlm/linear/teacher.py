@@ -1,4 +1,5 @@
-"""Soft labels: what the fitted linear models predict together for passages, and one of them for training texts that it was not fitted on.
+"""Soft labels of the linear teacher: combined predictions of the fitted linear models for passages, and predictions of one of them for
+the training texts, each by a fit without its fold.
 
 A small encoder trained on a few hundred labels does not find the lexical cues that logistic regression fits in seconds; co-occurrence
 vectors add which words are similar, naive Bayes the words of unlabelled texts. Their combined probabilities (evaluation/combination.py)

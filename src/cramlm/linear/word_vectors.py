@@ -65,7 +65,7 @@ class WordVectors:
     def of_segments(self, texts: Sequence[str], markers: Markers | None) -> FloatArray:
         """As `of`, with the vectors of the segments of each kind beside those of the whole texts; both halves have the same length.
 
-        Of pairs also the products of the two texts' vectors, which tell how similar they are, and the absolute differences.
+        Of pairs also the products of the two texts' vectors, which measure their similarity, and the absolute differences.
         """
         whole = self.of(texts)
         if markers is None:

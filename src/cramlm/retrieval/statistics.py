@@ -66,15 +66,15 @@ class WordCounts:
         """Return how often words with these hashes occur, int64."""
         if not len(self.keys):
             return np.zeros(len(keys), np.int64)
-        places = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
-        return np.where(self.keys[places] == keys, self.counts[places], 0)
+        found = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
+        return np.where(self.keys[found] == keys, self.counts[found], 0)
 
     def word(self, key: np.uint64) -> str:
         """Return a word that occurs by its hash."""
-        place = int(np.argmax(self.words.hashes == key))
-        number = int(np.searchsorted(self.words.offsets, place, side="right")) - 1
+        position = int(np.argmax(self.words.hashes == key))
+        number = int(np.searchsorted(self.words.offsets, position, side="right")) - 1
         text = self.text[self.offsets[number] : self.offsets[number + 1]].tobytes()
-        return segment_utf8(text).split()[place - int(self.words.offsets[number])].decode("utf-8", "surrogatepass")
+        return segment_utf8(text).split()[position - int(self.words.offsets[number])].decode("utf-8", "surrogatepass")
 
 
 def over_represented(own: WordCounts, other: WordCounts) -> list[dict[str, Any]]:

@@ -1,5 +1,5 @@
-"""An exported model behind HTTP. This file loads no package of the server; it holds the limits of requests, which bound the memory of the
-process whatever clients send, and the address with its access rule.
+"""Serve an exported model over HTTP. This file loads no package of the server; it holds the limits of requests, which bound the memory of
+the process whatever clients send, and the address with its access rule.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What surrounds the routes: Prometheus metrics, and middleware for token, Host and Origin, size and deadline of a body, request counts."""
+"""Middleware around the routes: token, Host and Origin, size and deadline of a body, counts of requests; the Prometheus metrics."""
 
 from __future__ import annotations
 
