@@ -51,11 +51,7 @@ SETTINGS = {
 SHORT = {**SETTINGS, "phases[0].steps": 4}
 OPEN_STEPS = {name: value for name, value in SETTINGS.items() if name != "phases[0].steps"}
 QUICK_LINEAR = {"recipe": "tfidf", "settings": {"threads": 1, "baseline.c": [3.0]}}
-WITH_CORPUS = {
-    **SETTINGS,
-    "retriever.max_documents": 60,
-    **{f"phases[1].{name}": value for name, value in {**ROWS, "steps": 20}.items()},
-}
+WITH_CORPUS = {**SETTINGS, "retriever.max_documents": 60, **{f"phases[1].{name}": value for name, value in {**ROWS, "steps": 20}.items()}}
 
 
 class Data:

@@ -184,10 +184,7 @@ def test_an_operation_that_a_kind_does_not_have_is_refused_in_one_line(fitted: t
     kind, folder = fitted
     data, export = folder / "data", folder / "run/export"
     refused = f"is for texts of one label each, and this is a {kind} task; "
-    for command in (
-        ("serve", export, "--abstain-below", "0.5"),
-        ("predict", export, data / "test.jsonl", "--abstain-below", "0.5"),
-    ):
+    for command in (("serve", export, "--abstain-below", "0.5"), ("predict", export, data / "test.jsonl", "--abstain-below", "0.5")):
         assert refused in error_line(cramlm(*command), 2)
     with pytest.raises(UsageError, match="the term 'important_tokens' needs tasks with one label per text"):
         recipes.selective_masking(train="", corpus="c.jsonl", kind=kind)

@@ -79,9 +79,7 @@ def main() -> int:
             for figure in FIGURES[name](world, folder / name, options.size == "release"):
                 rows.append(figure)
                 print(
-                    f"{name}: {figure.trials:,} trials, {len(figure.wrong)} failures, {figure.seconds:.0f} s",
-                    file=sys.stderr,
-                    flush=True,
+                    f"{name}: {figure.trials:,} trials, {len(figure.wrong)} failures, {figure.seconds:.0f} s", file=sys.stderr, flush=True
                 )
                 print("".join(f"  {failure}\n" for failure in figure.wrong[:20]), file=sys.stderr, end="", flush=True)
     commit = (

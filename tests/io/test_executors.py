@@ -68,10 +68,7 @@ def test_the_error_of_the_first_failed_task_is_raised(workers: int, tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("do", "error", "message"),
-    [
-        ("break", RuntimeError, r"(?s)Traceback.*ZeroDivisionError"),
-        ("die", EnvironmentFault, r"ended by signal 9.*out of memory"),
-    ],
+    [("break", RuntimeError, r"(?s)Traceback.*ZeroDivisionError"), ("die", EnvironmentFault, r"ended by signal 9.*out of memory")],
 )
 def test_an_internal_error_has_its_traceback_and_a_killed_worker_is_an_environment_fault(
     do: str, error: type[Exception], message: str, capfd: pytest.CaptureFixture[str]

@@ -16,10 +16,7 @@ from cramlm.linear.model import LinearModel
 from cramlm.linear.self_training import reads_unlabelled, self_trained, self_training_reads_seed
 from cramlm.records import Event, Example, Task
 
-WORDS = {
-    "sport": ["goal", "match", "team", "referee", "stadium", "league"],
-    "food": ["soup", "bread", "oven", "salt", "kitchen", "butter"],
-}
+WORDS = {"sport": ["goal", "match", "team", "referee", "stadium", "league"], "food": ["soup", "bread", "oven", "salt", "kitchen", "butter"]}
 SPACE = SearchSpace((1.0, 10.0, 100.0), "macro_f1", seed=1, variants=("words",))
 
 

@@ -36,10 +36,7 @@ def fitted(rows: Any, targets: IntArray, scheme: Scheme, weights: ClassWeights, 
 
 def centred(coefficients: Coefficients) -> tuple[Any, Any]:
     """A multinomial model is unchanged by what is added to all labels."""
-    return (
-        coefficients.weights - coefficients.weights.mean(axis=1, keepdims=True),
-        coefficients.bias - coefficients.bias.mean(),
-    )
+    return (coefficients.weights - coefficients.weights.mean(axis=1, keepdims=True), coefficients.bias - coefficients.bias.mean())
 
 
 @pytest.fixture

@@ -97,8 +97,7 @@ def test_literal_special_tokens_in_a_text_are_ordinary_text(either: Tokenizer, t
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["日本語の文章です東京タワー", "中文沒有空格所以每個字", "ภาษาไทยไม่มีช่องว่าง", "ພາສາລາວບໍ່ມີ", "ភាសាខ្មែរមិនមាន", "မြန်မာဘာသာစကား"],
+    "text", ["日本語の文章です東京タワー", "中文沒有空格所以每個字", "ภาษาไทยไม่มีช่องว่าง", "ພາສາລາວບໍ່ມີ", "ភាសាខ្មែរមិនមាន", "မြန်မာဘာသာစကား"]
 )
 def test_scripts_without_spaces_give_at_least_one_token_per_two_characters(either: Tokenizer, text: str) -> None:
     assert len(either.encode([text]).ids) >= len(text) / 2

@@ -309,10 +309,7 @@ def test_a_record_of_another_config_is_ignored(copied: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [
-        ('{"config": ', r"stages\.json: damaged"),
-        (None, "written by an earlier version of cramlm; run the same `cramlm fit` again"),
-    ],
+    [('{"config": ', r"stages\.json: damaged"), (None, "written by an earlier version of cramlm; run the same `cramlm fit` again")],
     ids=["damaged", "missing"],
 )
 def test_a_run_whose_record_cannot_be_read_is_reported_after_it_ran_again(copied: Path, content: str | None, message: str) -> None:

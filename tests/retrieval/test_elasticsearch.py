@@ -213,8 +213,7 @@ def test_secrets_come_from_the_environment(
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [{"url": "https://me:secret@host:9200"}, {"url": "host:9200"}, {"top_k": 10_001}, {"api_key_env": "A", "login_env": "B"}],
+    "wrong", [{"url": "https://me:secret@host:9200"}, {"url": "host:9200"}, {"top_k": 10_001}, {"api_key_env": "A", "login_env": "B"}]
 )
 def test_settings_that_would_leak_or_cannot_work_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):

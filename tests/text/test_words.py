@@ -122,8 +122,7 @@ def test_a_text_up_to_one_and_a_half_passages_is_not_cut() -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["東京の天気は今日も晴れです。" * 200, "東京の天気は今日も晴れです" * 200, "สวัสดีครับผมชื่อ" * 200, "word " * 3000, "a. b! " * 2000],
+    "text", ["東京の天気は今日も晴れです。" * 200, "東京の天気は今日も晴れです" * 200, "สวัสดีครับผมชื่อ" * 200, "word " * 3000, "a. b! " * 2000]
 )
 def test_passages_have_about_the_requested_length_in_any_script(text: str) -> None:
     words = count_words(text)

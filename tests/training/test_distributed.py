@@ -16,15 +16,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from training_fixtures import (
-    FINGERPRINT,
-    assert_same_bits,
-    make_batches,
-    make_model,
-    make_phase,
-    run_phase,
-    weights_of,
-)
+from training_fixtures import FINGERPRINT, assert_same_bits, make_batches, make_model, make_phase, run_phase, weights_of
 
 from cramlm.config.run import PhaseConfig
 from cramlm.errors import ArtifactError, DataError

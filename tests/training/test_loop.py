@@ -11,16 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from training_fixtures import (
-    FINGERPRINT,
-    assert_same_bits,
-    make_batches,
-    make_model,
-    make_phase,
-    run_phase,
-    stop_after,
-    weights_of,
-)
+from training_fixtures import FINGERPRINT, assert_same_bits, make_batches, make_model, make_phase, run_phase, stop_after, weights_of
 
 from cramlm.config.run import PhaseConfig
 from cramlm.errors import DivergedError, EnvironmentFault, Stopped

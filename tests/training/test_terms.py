@@ -10,16 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch.nn import functional
-from training_fixtures import (
-    SPECIAL,
-    assert_same_bits,
-    make_model,
-    make_phase,
-    make_pool,
-    run_phase,
-    stop_after,
-    weights_of,
-)
+from training_fixtures import SPECIAL, assert_same_bits, make_model, make_phase, make_pool, run_phase, stop_after, weights_of
 
 from cramlm.config.run import HeadConfig, PhaseConfig, RunConfig, TaskConfig
 from cramlm.errors import Stopped
