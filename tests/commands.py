@@ -82,15 +82,18 @@ COMMANDS = """
 import json, sys
 from cramlm.cli.app import app
 
-for command in json.loads(sys.argv[1]):
-    app(command, standalone_mode=False)
-print(json.dumps(sorted(set(sys.argv[2:]) & set(sys.modules))))
+imported = []
+for commands, packages in json.loads(sys.argv[1]):
+    for command in commands:
+        app(command, standalone_mode=False)
+    imported.append(sorted(set(packages) & set(sys.modules)))
+print(json.dumps(imported))
 """
 
 
-def imported_by(commands: Iterable[Iterable[str | Path]], *packages: str) -> list[str]:
-    """Run commands in one new interpreter; return those of the packages that it has imported then."""
-    shown = python(COMMANDS, json.dumps([[*map(str, command)] for command in commands]), *packages)
+def imported_by(*groups: tuple[Iterable[Iterable[str | Path]], list[str]]) -> list[list[str]]:
+    """Run groups of commands in one new interpreter; return for each those of its packages that are imported after it."""
+    shown = python(COMMANDS, json.dumps([([[*map(str, command)] for command in commands], packages) for commands, packages in groups]))
     return list(json.loads(shown.splitlines()[-1]))
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # set in many containers: every worker and every process would compile all sources anew
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before numpy: threads that wait for one another take most of a small linear fit
+os.environ["HF_HUB_DISABLE_XET"] = "1"  # before huggingface_hub: its stand-in implements LFS, not the service that it prefers
 gc.disable()  # until all tests are collected: imports make few cycles and many objects, which a collection would visit again and again
 os.fsync = lambda file: None  # a run of the tiny task syncs 400 files, and no result of a test must survive a power loss
 

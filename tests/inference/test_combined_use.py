@@ -19,6 +19,7 @@ from cramlm.storage.artifacts import MANIFEST
 from jsonl import read_jsonl, write_labelled
 from tiny_task import TOPICS
 
+PARTS = {"static": "static", "combined": "encoder"}  # the second is that of `embed`
 TEXTS = ["the old ship was near the harbour", "a path from the valley to the summit", "", "tide reef, and a stone cabin"]
 
 
@@ -62,22 +63,16 @@ def test_every_model_of_the_folder_predicts_equally_in_python_on_the_command_lin
     assert len(different) == 4
 
 
-@pytest.mark.parametrize(
-    ("model_part", "packages"),
-    [
-        ("static", ["torch", "transformers", "sklearn", "numba", "pyarrow"]),
-        ("combined", ["transformers", "sklearn", "numba", "pyarrow", "sympy"]),
-    ],
-)
-def test_predicting_evaluating_embedding_and_choosing_texts_do_not_import(
-    model_part: str, packages: list[str], finished: Path, tmp_path: Path
-) -> None:
-    """Importing one of these takes longer than a prediction."""
+def test_predictions_import_nothing_that_takes_longer_and_training_not_the_compiler_of_torch(finished: Path, tmp_path: Path) -> None:
+    """The compiler takes a second before the first step of every run."""
     texts = write_labelled(tmp_path / "texts.jsonl", [(f"a ship near the harbour, {count}", "sea") for count in range(3)])
-    commands = [(name, finished, texts, "--model-part", model_part) for name in ("predict", "evaluate", "label-next")]
-    vectors = ("embed", finished, texts, "--out", tmp_path / "vectors.npy")
-    commands.append((*vectors, "--model-part", "static" if model_part == "static" else "encoder"))
-    assert imported_by(commands, *packages) == []
+    use = {part: [(name, finished, texts, "--model-part", part) for name in ("predict", "evaluate", "label-next")] for part in PARTS}
+    for part, of_vectors in PARTS.items():
+        use[part].append(("embed", finished, texts, "--out", tmp_path / "vectors.npy", "--model-part", of_vectors))
+    short = ("--set", "phases[0].steps=1", "--set", "phases[1].steps=1")
+    fit = ("fit", "--config", finished.parent / "run.toml", "--out", tmp_path / "run", "--store", finished.parent / "store", *short)
+    heavy = ["transformers", "sklearn", "numba", "pyarrow"]
+    assert imported_by((use["static"], [*heavy, "torch"]), (use["combined"], [*heavy, "sympy"]), ([fit], ["torch._dynamo"])) == [[], [], []]
 
 
 def test_a_combined_prediction_does_not_depend_on_the_other_texts(finished: Path) -> None:
