@@ -124,22 +124,8 @@ def test_only_one_module_compiles_so_that_all_kernels_are_kept_alike() -> None:
     assert compiling == {"storage.compiled"}
 
 
-IMPORT_EACH = """
-import importlib, sys
-for name in sys.argv[1:]:
-    importlib.import_module(name)
-    if loaded := {"torch", "transformers"} & set(sys.modules):
-        sys.exit(f"importing {name} loads {loaded}")
-"""
-
-
-def test_importing_what_needs_no_torch_does_not_load_it() -> None:
-    names = [f"cramlm.{name}" for part in WITHOUT_TORCH for name in modules() if name.split(".")[0] == part]
-    python(IMPORT_EACH, "cramlm", *names)
-
-
 HELP = """
-import contextlib, io, json, sys
+import contextlib, importlib, io, json, sys
 from typer.main import get_command
 from cramlm.cli.app import app, main
 
@@ -150,20 +136,25 @@ def commands(group, *before):
     yield before
 
 
-loaded, printed = {}, {}
+names, loaded, printed = sys.argv[1:], {}, {}
 for command in sorted(commands(get_command(app))):
     sys.argv = ["cramlm", *command, "--help"]
     with contextlib.redirect_stdout(io.StringIO()) as text, contextlib.suppress(SystemExit):
         main()
     printed[" ".join(command)] = text.getvalue()
     loaded[" ".join(command)] = sorted({"torch", "transformers", "sklearn", "numba", "scipy", "numpy"} & set(sys.modules))
+for name in names:
+    importlib.import_module(name)
+    if packages := {"torch", "transformers"} & set(sys.modules):
+        sys.exit(f"importing {name} loads {packages}")
 print(json.dumps([printed, loaded]))
 """
 
 
-def test_the_help_of_every_command_imports_no_heavy_package() -> None:
+def test_the_help_of_every_command_imports_no_heavy_package_and_what_needs_no_torch_does_not_load_it() -> None:
     """It takes twice as long with numpy alone."""
-    printed, loaded = json.loads(python(HELP))
+    names = [f"cramlm.{name}" for part in WITHOUT_TORCH for name in modules() if name.split(".")[0] == part]
+    printed, loaded = json.loads(python(HELP, "cramlm", *names))
     assert {"", "fit", "predict", "recipes", "recipes show"} <= set(printed)
     assert all(text.startswith(f"Usage: {' '.join(('cramlm', command)).strip()} [OPTIONS]") for command, text in printed.items()), printed
     assert {command: packages for command, packages in loaded.items() if packages} == {}

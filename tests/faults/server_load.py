@@ -113,7 +113,7 @@ def clients(figure: Figure, world: World, scratch: Path, *, seconds: float) -> N
     figure.what = figure.what.replace("clients", f"clients for {seconds:g} s")
     folder, expected = model_of(world, scratch / "export")
     with serving(folder, "--max-wait", str(WAIT_SECONDS), "--queue-texts", "512") as server:
-        asyncio.run(load(server, expected, seconds=min(1, seconds)))
+        asyncio.run(load(server, expected, seconds=min(1, seconds), at_least=1))
         before = server.rss_bytes
         outcome = asyncio.run(load(server, expected, seconds=seconds))
         grown = (server.rss_bytes - before) / 1e6
