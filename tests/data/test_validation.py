@@ -115,12 +115,13 @@ def test_labels_that_fit_refuses_are_a_problem(tmp_path: Path, kind: TaskKind, l
     assert finding.message.startswith(message)
 
 
-def test_labels_that_differ_in_case_or_white_space_only_are_named(tmp_path: Path) -> None:
-    names = ["sea", "sea", "sea ", "Sea", "hill", "hill"] * 5
+def test_labels_that_differ_in_case_unicode_form_or_white_space_only_are_named(tmp_path: Path) -> None:
+    names = ["sea", "sea", "sea ", "Sea", "café", "cafe\u0301"] * 5
     train = write_labelled(tmp_path / "train.jsonl", [(f"text number {number}", name) for number, name in enumerate(names)])
     findings = [finding for finding in check_files(read_labelled(train, RowFormat()), []) if finding.rule == "similar-labels"]
-    assert [finding.location.removeprefix(f"{tmp_path}/") for finding in findings] == ["train.jsonl:3", "train.jsonl:4"]
-    assert findings[0].message.startswith("label 'sea ' differs from 'sea' in case or white space only")
+    assert [finding.location.removeprefix(f"{tmp_path}/") for finding in findings] == ["train.jsonl:3", "train.jsonl:4", "train.jsonl:6"]
+    assert findings[0].message.startswith("label 'sea ' differs from 'sea' in case, Unicode form or white space only")
+    assert findings[2].message.startswith(r"label 'cafe\u0301' differs from 'caf\xe9' in Unicode form only")
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ Two texts are the same if their `task.text_key` is equal; near-repetitions are t
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -254,7 +255,10 @@ def _similar_labels(counts: Counter[str], first: Mapping[str, Example]) -> Itera
     for label, _ in counts.most_common():
         other = frequent.setdefault(" ".join(normalise(label).split()), label)
         if other != label:
-            message = f"label {label!r} differs from {other!r} in case or white space only; rename one if they are one label"
+            look_alike = unicodedata.normalize("NFC", label) == unicodedata.normalize("NFC", other)
+            shown = [ascii(name) if look_alike else brief(name) for name in (label, other)]
+            what = "in Unicode form only" if look_alike else "in case, Unicode form or white space only"
+            message = f"label {shown[0]} differs from {shown[1]} {what}; rename one if they are one label"
             yield Finding(first[label].id, "notice", "similar-labels", message)
 
 
