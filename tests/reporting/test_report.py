@@ -207,6 +207,9 @@ def test_a_comparison_of_runs_shows_each_model_once(tiny_run: Path, linear_runs:
     assert "tfidf (fitted in" not in words
     assert "static (fitted in" not in words
     assert "3 runs side by side" in words
+    parameters = [json.loads((run / "export/provenance.json").read_bytes())["parameters"] for run in (encoder, *linear)]
+    assert min(parameters) < 50_000, "0.0 million"
+    assert all(f"{number:,}" in words for number in parameters)
 
 
 def test_the_page_of_an_unchanged_run_is_identical_and_not_written_again(copied: Path) -> None:
