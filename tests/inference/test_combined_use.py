@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas
 import pytest
 
 from commands import imported_by, printed
@@ -92,6 +93,9 @@ def test_auto_precision_gives_the_combined_labels_of_fp32(finished: Path) -> Non
         for predictor in (exact, auto):
             predictor.models = CombinedModels(replace(models.combination, adjustment=tie), predictor.models.linear)
         assert auto.predict([text])[0].label == exact.predict([text])[0].label == exact.labels[0]  # type: ignore[union-attr]
+        column = pandas.Series([text], index=[7])  # as after filtering the rows of a table
+        auto.exact = exact.encoder
+        assert [each.label for each in auto.predict(column)] == [exact.labels[0]]  # type: ignore[union-attr]
 
 
 def test_the_folder_without_its_combination_is_a_plain_encoder(loose: Path) -> None:

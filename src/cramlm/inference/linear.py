@@ -14,7 +14,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 ModelPart: TypeAlias = Literal["combined", "encoder", "static", "bayes", "tfidf"]
 """Which model of a folder predicts. combined: all of them together where the folder holds a combination, else the only one."""
 COMBINATION_FOLDER: Final = "combination"
+_Value = TypeVar("_Value")
 
 
 class LinearPredictor(BasePredictor):
@@ -191,7 +192,7 @@ class CombinedPredictor(BasePredictor):
         if self.exact is not None:
             close = np.flatnonzero(self.models.near_ties(logits)).tolist()
             if close:
-                some, others = [texts[index] for index in close], None if pairs is None else [pairs[index] for index in close]
+                some, others = _at(texts, close), None if pairs is None else _at(pairs, close)
                 linear_of_some = {name: values[close] for name, values in linear.items()}
                 logits[close] = self.models.logits(self.exact.outputs(some, others), linear_of_some)
         return KINDS[self.kind].outputs(logits), lengths
@@ -210,6 +211,12 @@ class CombinedPredictor(BasePredictor):
         """As `LinearPredictor.word_spans`: whole words, of which the encoder reads those in its first `max_length` tokens."""
         predictor = next(iter(self.models.linear.values()), self.encoder)
         return predictor.word_spans(text, pair)
+
+
+def _at(values: Sequence[_Value], positions: Sequence[int]) -> list[_Value]:
+    """The values at these positions; `values[position]` of a pandas Series would be the one with this label."""
+    listed = list(values)
+    return [listed[position] for position in positions]
 
 
 def has_combination(folder: Path) -> bool:
