@@ -127,6 +127,15 @@ def test_predictions_stand_beside_the_columns_of_a_spreadsheet_in_its_form(fitte
     assert not (tmp_path / "again.csv").exists()
 
 
+def test_a_carriage_return_in_a_cell_does_not_end_its_row(fitted: Path, tmp_path: Path) -> None:
+    rows = [["text", "note"], ["wave ship\rharbour sailor", "a\rb"], ["summit ridge valley climber", "\r"]]
+    with (tmp_path / "new.csv").open("w", newline="") as file:
+        csv.writer(file).writerows(rows)
+    succeed("predict", fitted / "run/export", tmp_path / "new.csv", "--keep-columns", "--out", tmp_path / "answers.csv")
+    with (tmp_path / "answers.csv").open(newline="") as file:
+        assert [row[:2] for row in csv.reader(file)] == rows
+
+
 @pytest.mark.parametrize("name", ["answers.parquet", "answers.jsonl.gz", "answers.csv.zst", "answers.xlsx"])
 def test_rows_are_not_written_in_another_format_than_the_name_of_the_file_says(fitted: Path, tmp_path: Path, name: str) -> None:
     (tmp_path / "new.txt").write_text("wave ship harbour sailor\n", "utf-8")

@@ -496,13 +496,18 @@ def json_lines(rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
 
 def table_of(rows: Iterable[Mapping[str, Any]], separator: str) -> str:
     """Return rows of equal keys as a table with a header; None is empty, several labels are separated by |. Nothing if there is no row."""
-    text = io.StringIO()
-    writer = csv.writer(text, delimiter=separator, lineterminator="\n")
+    lines = []
     for number, row in enumerate(rows):
         if not number:
-            writer.writerow(row)
-        writer.writerow("|".join(value) if isinstance(value, list | tuple) else value for value in row.values())
-    return text.getvalue()
+            lines.append(_line(row, separator))
+        lines.append(_line(("|".join(value) if isinstance(value, list | tuple) else value for value in row.values()), separator))
+    return "".join(lines)
+
+
+def _line(cells: Iterable[Any], separator: str) -> str:
+    text = io.StringIO(newline="")
+    csv.writer(text, delimiter=separator, lineterminator="\r\n").writerow(cells)  # with "\n" a cell with "\r" is not quoted
+    return text.getvalue().removesuffix("\r\n") + "\n"
 
 
 def push(
