@@ -131,6 +131,18 @@ def test_a_linear_model_of_several_labels_is_loaded_as_such(tmp_path: Path) -> N
     assert kind_in(export) == "multi-label"
 
 
+def test_several_labels_are_not_written_to_a_cell_that_cannot_be_read_again(tmp_path: Path) -> None:
+    rows = [{"text": f"{word} {number}", "label": [word, "a|b"][: number % 2 + 1]} for word in ("ship", "hill") for number in range(8)]
+    write_jsonl(tmp_path / "train.jsonl", rows)
+    config = recipes.tfidf(train=str(tmp_path / "train.jsonl"), kind="multi-label").model_dump(mode="json")
+    export = run(load_config(apply_overrides(config, ["baseline.c=[3.0]", "threads=1"])), out=tmp_path / "run").export
+    for command in ("predict", "label-next"):
+        refused = error_line(cramlm(command, export, tmp_path / "train.jsonl", "-o", tmp_path / "out.csv"), 2)
+        assert "label 'a|b' contains |, which separates the labels of a cell; pass -o FILE.jsonl" in refused
+    assert not (tmp_path / "out.csv").exists()
+    succeed("predict", export, tmp_path / "train.jsonl", "-o", tmp_path / "out.jsonl")
+
+
 def test_a_folder_that_is_damaged_is_refused_in_one_line(linear_runs: Path, tmp_path: Path) -> None:
     shutil.copytree(linear_runs / "static/export", tmp_path / "copy")
     (tmp_path / "copy" / MODEL_FILE).write_text("{}", "utf-8")

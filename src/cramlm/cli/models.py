@@ -42,6 +42,7 @@ from cramlm.errors import EnvironmentFault, UsageError, brief, counted
 
 if TYPE_CHECKING:
     from cramlm.data.task import RowFormat
+    from cramlm.inference.predictor import AnyPredictor
     from cramlm.io.readers import Table
     from cramlm.records import AnyPrediction, FloatArray, SelectivePrediction
 
@@ -146,6 +147,8 @@ def predict(
     table = Table.read(file) if keep_columns else None
     examples = read_examples(file, _texts_format(folder, text_column, text_pair_column, id_column))
     predictor = load_predictor(folder, precision=precision, device=device, model_part=model_part)
+    if separator is not None:
+        _refuse_joined_labels(predictor)
     texts, pairs = [example.text for example in examples], [example.text_pair for example in examples]
     predictions: Sequence[AnyPrediction | SelectivePrediction]
     if abstain_below is None and abstain_at_accuracy is None:
@@ -420,7 +423,10 @@ def label_next(
     for name in labelled or ():
         known += read_examples(name, replace(row_format, id_column=None))
     examples = read_examples(file, row_format)
-    found = choose(load_predictor(folder, model_part=model_part), examples, count, labelled=known, seed=seed)
+    predictor = load_predictor(folder, model_part=model_part)
+    if separator is not None:
+        _refuse_joined_labels(predictor)
+    found = choose(predictor, examples, count, labelled=known, seed=seed)
     unknown = "; the model is not in a run, so texts that it was trained on are not recognized (--labelled)" if not known else ""
     message = (
         f"{len(found.chosen):,} of {len(examples):,} texts; left out: {found.labelled:,} labelled already, {found.repeated:,} repeated"
@@ -502,6 +508,13 @@ def table_of(rows: Iterable[Mapping[str, Any]], separator: str) -> str:
             lines.append(_line(row, separator))
         lines.append(_line(("|".join(value) if isinstance(value, list | tuple) else value for value in row.values()), separator))
     return "".join(lines)
+
+
+def _refuse_joined_labels(predictor: AnyPredictor) -> None:
+    """Raise UsageError if several labels in a cell could not be separated again."""
+    joined = next((label for label in predictor.labels if "|" in label), None) if predictor.kind == "multi-label" else None
+    if joined is not None:
+        raise UsageError(f"label {brief(joined)} contains |, which separates the labels of a cell; pass -o FILE.jsonl")
 
 
 def _line(cells: Iterable[Any], separator: str) -> str:
