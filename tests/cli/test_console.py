@@ -5,8 +5,10 @@ import re
 from typing import Any
 
 import pytest
+from rich.console import Console
+from rich.progress import Progress, TextColumn
 
-from cramlm.cli.console import beginning, console_events, show_plans, show_selection, show_table
+from cramlm.cli.console import ProgressBars, beginning, console_events, show_plans, show_selection, show_table
 from cramlm.records import Event
 
 
@@ -65,6 +67,16 @@ def test_a_terminal_gets_a_line_above_the_bars_for_each_finished_stage_warning_a
     shown = " ".join(filter(None, lines))
     for text in ("index warning: one row skipped", "index 10 passages (", "plan [two] steps"):
         assert text in shown
+
+
+def test_a_stage_that_starts_again_has_one_bar() -> None:
+    with Progress(TextColumn("{task.fields[rate]}"), console=Console(file=io.StringIO())) as progress:
+        bars = ProgressBars(progress)
+        for message in ("retrieving", "searching deeper"):
+            bars(Event("start", "selection", message))
+            assert [task.description for task in progress.tasks] == ["selection"]
+        bars(Event("done", "selection", "10 passages"))
+        assert progress.tasks == []
 
 
 @pytest.mark.parametrize(

@@ -28,9 +28,9 @@ def console_events() -> Iterator[Emit]:
     """Yield an `Emit` that prints events: progress bars if stderr is a terminal, else lines."""
     if sys.stderr.isatty():
         with _columns() as progress:
-            yield _Bars(progress)
+            yield ProgressBars(progress)
     else:
-        yield _Lines()
+        yield ProgressLines()
 
 
 def show_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -46,7 +46,7 @@ def show_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]])
     console.print(table)
 
 
-class _Lines:
+class ProgressLines:
     """Prints a line per event, progress events of a stage at most every `PLAIN_INTERVAL` seconds."""
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class _Lines:
                 _line(event.stage, event.message)
 
 
-class _Bars:
+class ProgressBars:
     """Shows a progress bar for each running stage and prints a line above the bars for each finished one."""
 
     def __init__(self, progress: Progress) -> None:
@@ -86,6 +86,7 @@ class _Bars:
         match event.kind:
             case "start":
                 self._started[event.stage] = time.monotonic()
+                self._remove_bar(event.stage)  # of a stage that starts again, such as a deeper search
                 self._bars[event.stage] = self._progress.add_task(event.stage, total=event.total, rate="")
             case "progress":
                 if (bar := self._bars.get(event.stage)) is not None:
@@ -94,8 +95,7 @@ class _Bars:
                     self._progress.update(bar, completed=event.done, total=event.total, rate=event.message or rate)
             case "done":
                 seconds = time.monotonic() - self._started.pop(event.stage, time.monotonic())
-                if (bar := self._bars.pop(event.stage, None)) is not None:
-                    self._progress.remove_task(bar)
+                self._remove_bar(event.stage)
                 self._print("green", event.stage, f"{event.message or 'done'} ({seconds:.1f} s)")
             case "step":
                 pass
@@ -103,6 +103,10 @@ class _Bars:
                 self._print("yellow", event.stage, f"warning: {event.message}")
             case "plan" | "up_to_date" | "stale" | "note" | "evaluation":
                 self._print("cyan", event.stage, event.message)
+
+    def _remove_bar(self, stage: str) -> None:
+        if (bar := self._bars.pop(stage, None)) is not None:
+            self._progress.remove_task(bar)
 
     def _print(self, colour: str, stage: str, message: str) -> None:
         self._progress.console.print(Text.assemble((f"{stage:>16} ", f"bold {colour}"), message), highlight=False)
