@@ -461,7 +461,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}; pass an existing TOML file to --config") from error
+        raise UsageError(f"{path}: {error.strerror}; pass an existing TOML file") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: not valid TOML: {error}") from error
 
