@@ -387,7 +387,7 @@ def test_parameters_are_validated_by_fit(changes: dict[str, Any], message: str, 
     [
         (
             {"settings": OPEN_STEPS, "budget": "1e3flops"},
-            r'pass budget="[\w.]+flops" or more, or a smaller encoder, as in settings=\{"encoder',
+            r'pass budget="[\w.]+flops" or more$',
         ),
         ({"corpus": "FOLDER/bad.jsonl"}, r'bad.jsonl:1: .*settings=\{"corpus.on_bad_row": "skip"\}'),
         ({"corpus": "FOLDER/other.csv"}, r'no column .text.; found .body.; pass settings=\{"corpus.text_column": NAME\}'),
@@ -410,7 +410,7 @@ def test_every_message_that_names_an_option_is_written_for_python() -> None:
     """The messages below the command line that a fit of the estimator can end with or print."""
     messages = {
         "pass --budget 1.8e12flops or more, or a smaller --preset": 'pass budget="1.8e12flops" or more, or a smaller encoder, as in '
-        'settings={"encoder.hidden": 128}',
+        'settings={"encoder.layers": 2}',
         "free space, or pass --out and --store on another disk": "free space, or pass out and store on another disk",
         "pass --budget 20m or --set phases[0].steps=N": 'pass budget="20m" or settings={"phases[0].steps": N}',
         "pass a new or empty folder as --out": "pass a new or empty folder as out",

@@ -73,7 +73,7 @@ _PARAMETERS: Final = [
         (r"with --task-type regression", "with CramRegressor"),
         (r"is --label-separator .* the right one\?", "are these ids?"),
         (r"--budget ([\w.]+)", r'budget="\1"'),
-        (r"a smaller --preset", 'a smaller encoder, as in settings={"encoder.hidden": 128}'),
+        (r"a smaller --preset", 'a smaller encoder, as in settings={"encoder.layers": 2}'),
         (r"--base-model", "init"),
         (r"--(corpus|unlabelled|recipe|seed|out|store)\b", r"\1"),
     )

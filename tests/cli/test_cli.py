@@ -371,7 +371,7 @@ def test_plan_shows_sizes_and_costs_and_budgets_that_are_too_small(fitted: Path)
     fixed = ("tokens_per_second=40000", "threads=1", *narrow)
     settings = ("--preset", "tiny", *(word for setting in fixed for word in ("--set", setting)))
     small, five_minutes, operations = map(json.loads, printed("plan", "2s", "5m", "3e13flops", *files, *settings, "--json").splitlines())
-    assert "or more, or a smaller --preset" in small["refused"]
+    assert small["refused"].endswith("s or more")
     assert five_minutes["seconds"] == pytest.approx(300, rel=0.1)
     assert operations["flops"] == pytest.approx(3e13, rel=0.1)
     assert [phase["name"] for phase in five_minutes["phases"]] == ["joint", "finetune"]

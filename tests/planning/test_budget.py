@@ -39,7 +39,7 @@ from cramlm.planning.budget import (
 from cramlm.planning.cost import CostForecast, Machine, TextSizes, beyond_budget, check_resources, forecast_cost
 from cramlm.planning.plan import forecast_runs, measure_machine
 from cramlm.planning.speed import Measurement
-from cramlm.recipes import RECIPES, finetune_phase, joint_phase, tlm
+from cramlm.recipes import PRESETS, RECIPES, finetune_phase, joint_phase, tlm
 from cramlm.records import silent
 
 SIZES = Sizes(train_examples=4000, labels=8, train_tokens=200_000, dev_tokens=50_000, test_tokens=100_000, external_tokens=500_000)
@@ -243,9 +243,10 @@ def test_a_run_that_just_fits_is_not_refused() -> None:
     check_resources(FORECAST, memory=3_000_000_000, disk=2_000_000_000, folder="runs/x")
 
 
-def forecast(budget: Budget, measured: Measurement, corpus_bytes: int = 0) -> CostForecast:
+def forecast(budget: Budget, measured: Measurement, corpus_bytes: int = 0, preset: str = "tiny") -> CostForecast:
     texts = TextSizes(Sizes(100, 2, 5000, 5000, 5000, 0), 64, corpus_bytes)
-    return forecast_cost(tlm(train="", corpus=["corpus.txt"]), budget, texts, Machine(measured, measured, 1000))
+    config = tlm(train="", corpus=["corpus.txt"]).model_copy(update={"encoder": PRESETS[preset]})
+    return forecast_cost(config, budget, texts, Machine(measured, measured, 1000))
 
 
 def test_a_short_time_is_accepted_on_a_busy_machine_and_too_few_operations_never() -> None:
@@ -259,7 +260,9 @@ def test_a_short_time_is_accepted_on_a_busy_machine_and_too_few_operations_never
 @pytest.mark.parametrize("too_small", [Budget(flops=1e10), Budget(flops=3.3e11), Budget(seconds=1.0), Budget(seconds=30.0)])
 def test_a_budget_that_is_too_small_is_refused_with_one_that_is_not(too_small: Budget) -> None:
     quiet = Measurement(1_000.0, 2, 1.0, 1e7, None)
-    with pytest.raises(UsageError, match=r"pass --budget \S+ or more, or a smaller --preset$") as refused:
+    with pytest.raises(UsageError, match=r"pass --budget \S+ or more, or a smaller --preset$"):
+        forecast(too_small, quiet, corpus_bytes=10_000_000, preset="mini")
+    with pytest.raises(UsageError, match=r"pass --budget \S+ or more$") as refused:
         forecast(too_small, quiet, corpus_bytes=10_000_000)
     (named,) = re.findall(r"--budget (\S+) or more", str(refused.value))
     assert all(phase.steps for phase in forecast(parse_budget(named), quiet, corpus_bytes=10_000_000).phases)

@@ -20,6 +20,7 @@ from cramlm.errors import EnvironmentFault, UsageError, size
 from cramlm.linear.cooccurrence import forecast_word_vectors
 from cramlm.planning import budget
 from cramlm.planning.speed import Measurement
+from cramlm.recipes.recipe import PRESETS
 from cramlm.records import Example, IntArray, Task
 from cramlm.retrieval.ranking import CHARACTERS_PER_TOKEN
 
@@ -146,7 +147,8 @@ def forecast_cost(
         if amount is None:
             raise
         missing = budget.minimum_amount(config.phases, sizes, units) - amount
-        raise UsageError(f"{error}; pass --budget {_enlarged(limit, missing)} or more, or a smaller --preset") from None
+        smaller = ", or a smaller --preset" if config.encoder.hidden > PRESETS["tiny"].hidden else ""
+        raise UsageError(f"{error}; pass --budget {_enlarged(limit, missing)} or more{smaller}") from None
     seconds = tuple(budget.phase_amount(phase, sizes, speed) for phase in phases)
     each = [(phase, machine.joint if phase.text_terms else machine.finetune) for phase in phases]
     held = [step.bytes for _, step in each if step.bytes is not None]
