@@ -293,6 +293,18 @@ def test_steps_after_a_resume_replace_earlier_ones(copied: Path) -> None:
     assert found[-1]["loss"] == 9.0
 
 
+def test_the_time_of_a_stage_counts_from_its_first_start_to_its_end(copied: Path) -> None:
+    """A selection that searches deeper starts twice; `static` starts again after its end, to train itself."""
+    kinds = {"task": "start"}, {"selection": "start"}, {"selection": "start"}, {"selection": "done"}, {"plan": "note"}, {"static": "start"}
+    again = *kinds, {"static": "done"}, {"plan": "note"}, {"static": "start"}, {"static": "done"}
+    stages = [(stage, kind) for each in again for stage, kind in each.items()]
+    write_jsonl(
+        copied / "events.jsonl",
+        [{"time": float(time), "kind": kind, "stage": stage, "data": {}} for time, (stage, kind) in enumerate(stages)],
+    )
+    assert read_run(copied).seconds == {"selection": 2.0, "static": 2.0}
+
+
 def test_the_cpu_time_of_every_stage_is_in_the_report_unless_the_log_is_older(copied: Path) -> None:
     run = read_run(copied)
     assert run.cpu_seconds.keys() == run.seconds.keys()

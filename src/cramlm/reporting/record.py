@@ -105,17 +105,22 @@ class RunRecord:
         return 1 - training / total if training > 0 else None
 
     def _spent(self, clock: str) -> Mapping[str, float]:
-        began: dict[str, float] = {}
+        last: dict[str, float] = {}  # time of the last event of each stage in this start of the run
+        ended: set[str] = set()
         spent: dict[str, float] = {}
         for event in self.events:
-            stage, now = str(event["stage"]), float(event[clock])
-            if event["kind"] == "start":
-                if stage == "task":
-                    began.clear()
-                began[stage] = now
-            elif stage in began:
-                spent[stage] = spent.get(stage, 0.0) + now - began[stage]
-                began[stage] = now
+            stage, kind, now = str(event["stage"]), event["kind"], float(event[clock])
+            if kind == "start" and stage == "task":
+                last.clear()
+            begins = kind == "start" and (stage not in last or stage in ended)
+            if stage in last and not begins:
+                spent[stage] = spent.get(stage, 0.0) + now - last[stage]
+            if stage in last or kind == "start":
+                last[stage] = now
+            if kind == "done":
+                ended.add(stage)
+            elif kind == "start":
+                ended.discard(stage)
         return spent
 
     @property
