@@ -25,7 +25,7 @@ from cramlm.errors import ArtifactError
 from cramlm.linear.files import read_setting
 from cramlm.pipeline.run import run
 from cramlm.records import Event
-from cramlm.reporting.charts import ticks
+from cramlm.reporting.charts import Estimate, Line, interval_chart, line_chart, ticks
 from cramlm.reporting.comparison import sign_test
 from cramlm.reporting.page import environment, refresh_report, report_page, write_report
 from cramlm.reporting.record import read_run
@@ -372,6 +372,16 @@ def test_a_passage_contains_all_of_its_text_once(text: str, terms: set[str]) -> 
     clean = passage(text, limit=2000)
     assert shown == "".join(Page(clean).text)
     assert {tag for tag, _ in page.tags} <= {"bdi", "mark", "details", "summary"}
+
+
+@pytest.mark.parametrize(("value", "expected"), [(1.0, ("50", "100")), (0.0, ("0", "50"))])
+def test_an_axis_in_percent_ends_at_100(value: float, expected: tuple[str, ...]) -> None:
+    chart = interval_chart("Macro-F1", "", [Estimate("tfidf", value, value, value)])
+    assert re.findall(r">(-?\d+)</text>", chart) == list(expected)
+    line = line_chart(
+        "Macro-F1", "", [Line("dev", [(0.0, 100.0), (5.0, 100.0)])], x_name="step", y_format=lambda y: f"{y:g} %", largest=100
+    )
+    assert re.findall(r">(\d+) %<", line) == ["50", "100"]
 
 
 @given(st.integers(-(10**6), 10**6), st.just(0.0) | st.floats(1e-3, 1e6), st.integers(2, 6))

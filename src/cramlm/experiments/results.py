@@ -432,6 +432,7 @@ def scores_plot(rows: Sequence[Row], *, title: str) -> str:
         description,
         [(_group_name(labels) if named else "", [_seeds(row, row.scores[score], main) for row in group]) for labels, group in groups],
         x_name=f"{METRIC_NAMES[main]} on {split}{', percent' if is_percent(main) else ''}",
+        largest=100 if is_percent(main) else 1,
     )
 
 

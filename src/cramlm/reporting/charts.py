@@ -169,11 +169,11 @@ def stylesheet() -> str:
     return resources.files("cramlm.reporting").joinpath("plot.css").read_text("utf-8")
 
 
-def line_chart(title: str, description: str, lines: Sequence[Line], *, x_name: str, y_format: Format) -> Markup:
-    """Plot lines over a common x axis from 0; the y axis spans the data."""
+def line_chart(title: str, description: str, lines: Sequence[Line], *, x_name: str, y_format: Format, largest: float = math.inf) -> Markup:
+    """Plot lines over a common x axis from 0; the y axis spans the data. largest: the largest possible value."""
     xs = [x for line in lines for x, _ in line.points]
     ys = [y for line in lines for _, y in line.points]
-    y_ticks = ticks(min(ys), max(ys), 4)
+    y_ticks = ticks(min(ys), max(ys), 4, limits=(-math.inf, largest))
     height = 210
     bottom, last = height - _BOTTOM, max(*xs, 1.0)
     x_of = Scale(0, last, _LEFT, WIDTH - _RIGHT)
@@ -206,7 +206,7 @@ def interval_chart(title: str, description: str, rows: Sequence[Estimate], *, pe
     top, step = 8, 34
     bottom = top + step * len(rows)
     lows, highs = [row.low for row in rows], [row.high for row in rows]
-    x_ticks = ticks(min(lows), max(highs), 4)
+    x_ticks = ticks(min(lows), max(highs), 4, limits=(0, 1) if percent else (-math.inf, math.inf))
     x_of = Scale(min(x_ticks[0], *lows), max(x_ticks[-1], *highs), 12, WIDTH - 58)
     plot = Plot(WIDTH, bottom + 26)
     plot.x_axis(x_ticks, x_of, lambda tick: f"{100 * tick:.4g}" if percent else f"{tick:g}", bottom=bottom, grid_from=top)
@@ -267,14 +267,14 @@ def reliability_chart(title: str, description: str, bins: Sequence[tuple[float, 
     return plot.figure(title, description)
 
 
-def seeds_chart(title: str, description: str, groups: Sequence[tuple[str, Sequence[Seeds]]], *, x_name: str) -> str:
+def seeds_chart(title: str, description: str, groups: Sequence[tuple[str, Sequence[Seeds]]], *, x_name: str, largest: float) -> str:
     """Return an SVG file with a row per method: a dot per seed, mean and standard deviation; groups have a heading unless it is "".
 
-    The mean of a reference is a dashed line through its group.
+    The mean of a reference is a dashed line through its group. largest: the largest possible value.
     """
     width, step, top, name_width, figure_width = 720, 30, 34, 220, 104
     values = [value for _, rows in groups for row in rows for value, _ in row.values]
-    x_ticks = ticks(min(values), max(values), 5)
+    x_ticks = ticks(min(values), max(values), 5, limits=(-math.inf, largest))
     x_of = Scale(min(x_ticks[0], *values), max(x_ticks[-1], *values), name_width, width - figure_width)
     bottom = top + step * sum(len(rows) + (name != "") for name, rows in groups)
     plot = Plot(width, bottom + 34)
@@ -319,15 +319,19 @@ def bar_panels(title: str, description: str, panels: Sequence[Bars], *, series: 
     return plot.file(title, description)
 
 
-def ticks(low: float, high: float, count: int) -> list[float]:
-    """Return ticks from at or below `low` to at or above `high`, with a step of 1, 2 or 5 times a power of ten; about `count`."""
+def ticks(low: float, high: float, count: int, *, limits: tuple[float, float] = (-math.inf, math.inf)) -> list[float]:
+    """Return ticks from at or below `low` to at or above `high`, with a step of 1, 2 or 5 times a power of ten; about `count`.
+
+    limits: of the values that are possible; ticks beyond them are left out.
+    """
     if high - low <= 1e-9 * max(abs(low), abs(high)):
         low, high = low - 0.5 * (abs(low) or 1), high + 0.5 * (abs(high) or 1)
     raw = (high - low) / count
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * 0.999)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [round(number * step, 12) for number in range(first, last + 1)]
+    values = [round(number * step, 12) for number in range(first, last + 1)]
+    return [value for value in values if limits[0] <= value <= limits[1]]
 
 
 def _seeds(plot: Plot, row: Seeds, y: float, x_of: Scale) -> None:

@@ -364,7 +364,8 @@ def _dev_chart(metric: str, evaluations: Sequence[Json]) -> Markup | None:
     description = f"Dev {METRIC_NAMES[metric]} over the steps: from {first} to {last}, best {highest} after step {best[0]:.0f}."
     line = Line(last, points, mark=(*best, f"best {highest}"))
     title = f"Score on dev: {METRIC_NAMES[metric]}"
-    return line_chart(title, description, [line], x_name="step", y_format=lambda value: format_metric(metric, value, places=0))
+    unit = 100 if is_percent(metric) else 1
+    return line_chart(title, description, [line], x_name="step", y_format=lambda value: f"{unit * value:.4g}", largest=1)
 
 
 def _errors(run: RunRecord, split: str, neighbours: Neighbours | None) -> Data:
@@ -471,7 +472,7 @@ def _confidence(run: RunRecord) -> Data | None:
     )
     description = f"Share of right labels over the share of texts with a label, most confident first. On dev: {reached or 'none reached'}."
     chart = line_chart(
-        "Accuracy over coverage", description, lines, x_name="coverage in %", y_format=lambda value: f"{round(value, 2):g} %"
+        "Accuracy over coverage", description, lines, x_name="coverage in %", y_format=lambda value: f"{round(value, 2):g} %", largest=100
     )
     counts = int(dev.texts[-1]), 0 if test is None else int(test.texts[-1])
     return {"model": run.config.name if name == ENCODER else name, "chart": chart, "rows": rows, "texts": counts}
