@@ -172,7 +172,7 @@ def _retriever(run: RunRecord) -> str:
 
 def _model(run: RunRecord) -> str:
     size = (run.provenance or {}).get("parameters")
-    shown = "" if size is None else f", {size / 1e6:.1f}M parameters"
+    shown = "" if size is None else f", {size / 1e6:.1f}M parameters" if size >= 1e6 else f", {size:,} parameters"
     match run.config.model:
         case "encoder":
             encoder = run.config.encoder
