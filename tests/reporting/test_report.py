@@ -190,6 +190,8 @@ def test_the_page_shows_the_verdict_its_scores_and_the_settings_of_the_linear_mo
 def test_the_page_of_a_linear_recipe_has_no_phases(linear_runs: Path, name: str) -> None:
     page = Page((linear_runs / name / "report.html").read_text("utf-8"))
     scores = json.loads((linear_runs / name / "evaluation/scores.json").read_bytes())
+    assert f"{json.loads((linear_runs / name / 'export/provenance.json').read_bytes())['parameters']:,} parameters" in page.words
+    assert "no training text occurs with different labels" in page.words
     for phrase in (scores["verdict"], f"{name} (this run)", "How the linear models were fitted", "linear: TF-IDF"):
         assert phrase in page.words
     assert "phase" not in page.words.lower().replace("phases (blank)", "").partition("all settings")[0]

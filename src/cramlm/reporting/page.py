@@ -21,7 +21,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined, UndefinedError
 from markupsafe import Markup
 
-from cramlm.errors import ArtifactError
+from cramlm.errors import ArtifactError, counted
 from cramlm.evaluation.kinds import METRIC_NAMES, format_metric, main_metric
 from cramlm.inference.folders import run_at
 from cramlm.linear.files import read_setting
@@ -115,6 +115,7 @@ def environment() -> Environment:
     templates.filters |= {
         "brief": brief,
         "count": lambda value: f"{value:,.0f}",
+        "counted": counted,
         "duration": duration,
         "excerpt": excerpt,
         "setting": lambda fit: str(read_setting(fit)),
