@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from cramlm.config.run import OnBadRow, TaskConfig, load_config
-from cramlm.data.labels import RULES
+from cramlm.data.labels import RULES, format_number
 from cramlm.data.task import RowFormat, read_examples, read_task, split_dev
 from cramlm.data.validation import check_files, count_repetitions, describe, files_of_task, read_labelled
 from cramlm.errors import DataError, UsageError
@@ -172,3 +172,15 @@ def test_a_text_with_two_numbers_is_a_conflict(tmp_path: Path) -> None:
 def test_a_config_that_does_not_fit_the_kind_of_task_is_refused(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(UsageError, match=reason):
         load_config({"task": {"train": "a", "kind": "regression"}, "phases": [{"name": "a", "terms": [{"kind": "classify"}]}], **changes})
+
+
+@pytest.mark.parametrize(
+    ("numbers", "words"),
+    [
+        ((1000130.5, 1000204.25, 1000280.0), "numbers from 1000130.5 to 1000280, mean 1000204.9, spread 61.03"),
+        ((1.0, 2.0, 4.0), "numbers from 1 to 4, mean 2.33333, spread 1.247"),
+        ((-5e-9, 0.0, 5e-9), "numbers from -5e-09 to 5e-09, mean 0, spread 4.082e-09"),
+    ],
+)
+def test_numbers_that_differ_little_are_shown_with_the_digits_that_differ(numbers: tuple[float, ...], words: str) -> None:
+    assert RULES["regression"].summarize([format_number(number) for number in numbers], ["label"]) == words

@@ -200,9 +200,9 @@ class NumberLabel(LabelRules):
         return np.zeros(len(labels), dtype=np.int64), numbers.astype(np.float32)
 
     def summarize(self, labels: Sequence[str], names: Sequence[str]) -> str:
-        numbers = [float(label) for label in labels]
         scale = self.scale(labels)
-        return f"numbers from {min(numbers):g} to {max(numbers):g}, mean {scale.mean:.4g}, spread {scale.spread:.4g}"
+        least, most, mean = number_texts([*range_of(labels), scale.mean], scale.spread)
+        return f"numbers from {least} to {most}, mean {mean}, spread {scale.spread:.4g}"
 
 
 RULES: Final[dict[TaskKind, LabelRules]] = {"classification": SingleLabel(), "multi-label": MultiLabel(), "regression": NumberLabel()}
@@ -218,6 +218,19 @@ def format_number(number: float) -> str:
     if not math.isfinite(number):
         raise ValueError(f"{number} is not finite")
     return repr(float(number) + 0.0)  # -0.0 becomes 0.0
+
+
+def range_of(labels: Sequence[str]) -> tuple[float, float]:
+    """Return the least and the largest number of these labels."""
+    numbers = [float(label) for label in labels]
+    return min(numbers), max(numbers)
+
+
+def number_texts(numbers: Sequence[float], spread: float) -> list[str]:
+    """Return numbers with six significant digits, or as many more as a thousandth of their spread takes."""
+    largest = max(map(abs, numbers))
+    digits = 4 + math.floor(math.log10(largest / spread)) if largest > spread > 0 else 0
+    return [f"{number:.{min(max(digits, 6), 15)}g}" for number in numbers]
 
 
 @functools.lru_cache(maxsize=65_536)

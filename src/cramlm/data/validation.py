@@ -20,7 +20,7 @@ import numpy as np
 
 from cramlm.data.corpus import Corpus
 from cramlm.data.decontamination import HeldOut
-from cramlm.data.labels import RULES
+from cramlm.data.labels import RULES, number_texts, range_of
 from cramlm.data.task import RowFormat, read_examples, text_key
 from cramlm.errors import DataError, brief
 from cramlm.io.rows import Rejected
@@ -313,12 +313,12 @@ def _labels(train: LabelledFile, held_out: Sequence[LabelledFile]) -> Iterator[F
 
 def _numbers(train: LabelledFile, held_out: Sequence[LabelledFile]) -> Iterator[Finding]:
     """Yield findings for held-out numbers outside the range of the training numbers."""
-    numbers = [float(str(example.label)) for example in train.examples]
-    least, most = min(numbers), max(numbers)
+    least, most = range_of([str(example.label) for example in train.examples])
+    shown = " to ".join(number_texts([least, most], most - least))
     for file in held_out:
         for example in file.examples:
             if not least <= float(str(example.label)) <= most:
-                message = f"number {example.label} is outside those of the training rows ({least:g} to {most:g})"
+                message = f"number {example.label} is outside those of the training rows ({shown})"
                 yield Finding(example.id, "notice", "unseen-number", message)
 
 

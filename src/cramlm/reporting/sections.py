@@ -24,7 +24,7 @@ from markupsafe import Markup
 
 from cramlm.config.run import CorpusConfig, parse_budget
 from cramlm.data.corpus import Corpus, build_corpus
-from cramlm.data.labels import RULES
+from cramlm.data.labels import RULES, number_texts
 from cramlm.data.task import text_key
 from cramlm.data.validation import count_repetitions
 from cramlm.evaluation.combination import ENCODER
@@ -236,7 +236,8 @@ def _labels(task: Task, splits: Mapping[str, Sequence[Example]]) -> list[Data]:
 def _numbers(task: Task) -> tuple[Markup, str]:
     """Return a histogram of the training numbers, and its summary."""
     values = np.array([float(str(example.label)) for example in task.train])
-    words = f"From {values.min():g} to {values.max():g}, mean {task.scale.mean:.4g}, standard deviation {task.scale.spread:.4g}."
+    least, most, mean = number_texts([float(values.min()), float(values.max()), task.scale.mean], task.scale.spread)
+    words = f"From {least} to {most}, mean {mean}, standard deviation {task.scale.spread:.4g}."
     return _histogram("Numbers of the training texts", words, values, task.labels[0]), words
 
 
