@@ -247,7 +247,7 @@ def test_the_first_bad_file_is_reported_whichever_process_is_faster(tmp_path: Pa
 
 
 def test_an_interruption_ends_the_workers_and_leaves_no_partial_folder(tmp_path: Path) -> None:
-    settings = written(tmp_path, **{name: invented(name * 40, 8_000) for name in "ab"})
+    settings = written(tmp_path, **{name: invented(name * 40, 20_000) for name in "ab"})
 
     def interrupt(event: Event) -> None:
         if event.kind == "progress":
@@ -256,7 +256,7 @@ def test_an_interruption_ends_the_workers_and_leaves_no_partial_folder(tmp_path:
     with pytest.raises(KeyboardInterrupt):
         build(settings, tmp_path / "store", workers=2, emit=interrupt)
     assert not leftovers(tmp_path / "store")
-    assert len(build(settings, tmp_path / "store")) == 16_000
+    assert len(build(settings, tmp_path / "store")) == 40_000
 
 
 def test_after_kill_9_the_workers_end_and_the_next_call_resumes(tmp_path: Path) -> None:

@@ -45,8 +45,7 @@ ON_A_RUN = ("report", "track", "passages")
 WITHOUT_RUN = dict.fromkeys(ON_A_RUN, "is a model without its run")
 NO_CLASSIFIER = dict.fromkeys([name for name in COMMANDS if name not in (*ON_A_RUN, "attention")], "without a classifier; ")
 REFUSED: dict[str, dict[str, str]] = {
-    "run": {},
-    "export": {},
+    "export": {},  # of a run: test_moved_run.py
     "onnx": {
         "embed": "pass the folder of a run of an encoder",
         "export onnx": "is an ONNX folder already; pass the run of an encoder",
