@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commands import cramlm, error_line
+from commands import cramlm, error_line, succeed
 from cramlm.data.task import RowFormat
 from cramlm.data.validation import read_labelled
 from cramlm.inference.label_errors import contradicted_labels, find_suspicious_rows, suspicious_labels
@@ -77,6 +77,15 @@ def test_what_makes_no_sense_is_one_line(finished: Path, corrupted: Path, tmp_pa
         ((corrupted, "--model", tmp_path), 5, str(tmp_path)),
     ):
         assert needle in error_line(cramlm("check", *arguments), code)
+
+
+def test_a_model_of_numbers_is_refused_without_advice_that_does_not_help(tmp_path: Path) -> None:
+    train = write_labelled(tmp_path / "train.jsonl", [(f"text {number} {number % 3}", number % 3) for number in range(20)])
+    fit = ("fit", "--recipe", "tfidf", "--task-type", "regression", "--set", "baseline.c=[3.0]", "--set", "threads=1")
+    succeed(*fit, "--train", train, "-o", tmp_path / "run")
+    for kind in ("classification", "regression"):
+        refused = error_line(cramlm("check", train, "--model", tmp_path / "run", "--task-type", kind), 2)
+        assert refused.endswith("this is a regression task; leave out --model")
 
 
 def test_in_a_run_of_naive_bayes_its_regression_predicts_the_texts_out_of_fold(linear_runs: Path, tmp_path: Path) -> None:
