@@ -117,6 +117,12 @@ def test_a_split_loses_no_row_shares_no_text_and_leaves_every_label_in_train(
     assert {example.label for example in train} == {example.label for example in examples}
 
 
+def test_one_text_many_times_is_too_little_for_a_dev_set() -> None:
+    examples = [Example(f"{number}", "the same text", None, "ab"[number % 2]) for number in range(8)]
+    with pytest.raises(DataError, match=r"^1 distinct training text, too few to split a dev set off; pass --dev, or add rows$"):
+        split_dev(examples, fraction=0.1, seed=1)
+
+
 def test_fingerprints_depend_on_content_and_order_only(tmp_path: Path) -> None:
     one = task_fingerprint(read(tmp_path, ROWS, dev=ROWS[:2])[0])
     assert set(one) == {"train", "dev", "test", "labels", "label_texts"}

@@ -18,7 +18,7 @@ import numpy as np
 
 from cramlm.config.run import OPTIONAL_ID, OnBadRow, TaskConfig
 from cramlm.data.labels import RULES
-from cramlm.errors import ArtifactError, DataError, UsageError, brief
+from cramlm.errors import ArtifactError, DataError, UsageError, brief, counted
 from cramlm.io.paths import STDIN, stamp_input
 from cramlm.io.readers import MAX_RECORD_BYTES, Reader
 from cramlm.io.rows import Column
@@ -265,7 +265,7 @@ def split_dev(
     if not chosen:
         spare = next((groups_of[0] for groups_of in by_label.values() if len(groups_of) > 1), None)
         if spare is None:
-            raise DataError(f"{len(groups):,} distinct training texts are too few to split a dev set off; pass --dev, or add rows")
+            raise DataError(f"{counted(len(groups), 'distinct training text')}, too few to split a dev set off; pass --dev, or add rows")
         chosen.update(spare)
     train = [example for index, example in enumerate(examples) if index not in chosen]
     return train, [examples[index] for index in sorted(chosen)]
