@@ -168,6 +168,29 @@ def test_of_many_texts_a_sample_is_searched_and_finalists_are_fitted_on_all(monk
         assert all(one < other for one, other in itertools.pairwise(scores[:-1]))
 
 
+def test_with_many_labels_two_values_of_c_decide_which_combinations_try_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    task, grid = topic_task(sea=20, hill=20, war=20), (0.1, 1.0, 10.0, 100.0, 1000.0)
+    whole = fit(task, c=grid)
+    monkeypatch.setattr(fit_module, "MAX_FIT_PRODUCTS", 60**2 * 3 - 1)
+    fitted = fit(task, c=grid)
+    tried: dict[tuple[str, str], list[float]] = {}
+    for each in fitted.tried:
+        tried.setdefault((each.variant, each.setting.scheme), []).append(each.setting.c)
+    refined = [values for values in tried.values() if sorted(values) == list(grid)]
+    assert len(refined) == fit_module.FINALISTS
+    assert all(values == [1.0, 100.0] for values in tried.values() if values not in refined)
+    assert len(tried) == len({(each.variant, each.setting.scheme) for each in whole.tried})
+    assert fitted.score == whole.score
+
+
+def test_a_multinomial_regression_with_too_many_weights_is_not_fitted_on_all_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("FEW_TEXTS", 30), ("MAX_MULTINOMIAL_PRODUCTS", 0), ("MAX_MULTINOMIAL_WEIGHTS", 0)):
+        monkeypatch.setattr(fit_module, name, value)
+    fitted = fit(topic_task(sea=60, hill=20, war=20))
+    assert {each.setting.scheme for each in fitted.tried} == {"one-vs-rest"}
+    assert fitted.train_texts == 100
+
+
 VECTORS = word_vectors({word: axis for axis, words in enumerate(TOPICS.values()) for word in words})
 
 

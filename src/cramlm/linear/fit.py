@@ -3,7 +3,8 @@
 Candidates are all combinations of a TF-IDF variant, the weight of text vectors, multinomial or one-vs-rest logistic regression, uniform
 or balanced class weights, C and the strength of logit adjustment; the dev score decides, on ties the earlier in this order. With up to
 `FEW_TEXTS` training texts every candidate is fitted on all of them. With more, every candidate is fitted on a sample of that size, and the
-best `FINALISTS` on all texts, with growing C while the score grows (successive halving). The test split is not read.
+best `FINALISTS` on all texts, with growing C while the score grows (successive halving). With many labels, `SCREENED` values of C decide
+which combinations try them all, and one finalist remains. The test split is not read.
 """
 
 from __future__ import annotations
@@ -32,7 +33,13 @@ VECTOR_WEIGHTS: Final = (0.25, 0.5, 1.0)
 """Lengths of a text vector; the TF-IDF row beside it has length 1 (docs/log.md)."""
 FEW_TEXTS: Final = 1500
 FINALISTS: Final = 3  # combinations of variant, vector weight, scheme and class weights
-MAX_MULTINOMIAL_TEXTS: Final = 12_000  # with more, one-vs-rest alone: the coordinates would take over half a gigabyte
+MAX_MULTINOMIAL_TEXTS: Final = 12_000  # with more, sparse matrices: the coordinates would take over half a gigabyte
+MAX_MULTINOMIAL_PRODUCTS: Final = 3_000_000_000  # texts * texts * labels in coordinates: a minute for each C
+MAX_MULTINOMIAL_WEIGHTS: Final = 8_000_000  # features * labels of sparse matrices: L-BFGS keeps 25 vectors of this length, 1.6 GB
+MAX_FIT_PRODUCTS: Final = 100_000_000
+"""Texts * texts * labels of a fit in coordinates. Of larger ones, which take seconds each, `SCREENED` values of C are tried at first, and
+one finalist is fitted on all texts."""
+SCREENED: Final = 2
 MAX_CHARACTERS: Final[Mapping[Variant, int]] = {
     "words": 100_000_000,
     "tokens": 100_000_000,
@@ -214,15 +221,23 @@ def fit_linear(task: Task, space: SearchSpace, *, stage: str, vectors: WordVecto
     few = len(learned.train) <= FEW_TEXTS
     search = _Search(task, space)
     rows: dict[Variant, VariantRows] = {}
+    searched: dict[Variant, VariantRows] = {}
+    screened = grid if min(len(learned.train), FEW_TEXTS) ** 2 * len(task.labels) <= MAX_FIT_PRODUCTS else _middle(grid, SCREENED)
     for done, variant in enumerate(variants):
         emit(Event("progress", stage, variant, done=done, **progress))
         rows[variant] = tried = features.rows(variant)
-        search.try_all(tried if few else features.sample(tried, FEW_TEXTS), features.vector_weights, grid)
+        searched[variant] = tried if few else features.sample(tried, FEW_TEXTS)
+        search.try_all(searched[variant], features.vector_weights, screened)
         if len(tried.kept) < len(learned.train):
             shown = f"{len(tried.kept):,} of {len(learned.train):,} training texts, the same share of each label, to save time"
             emit(Event("warning", stage, f"{variant}: fitted on {shown}"))
+    if screened != grid:
+        for finalist in search.best_schemes(FINALISTS, searched):
+            emit(Event("progress", stage, f"{finalist.variant}, {finalist.setting.scheme}", done=total, **progress))
+            search.try_setting(searched[finalist.variant], finalist.setting, [c for c in grid if c not in screened])
     if not few:
-        finalists, search = search.best_schemes(FINALISTS), _Search(task, space)
+        finalists = search.best_schemes(FINALISTS if screened == grid else 1, rows)
+        search = _Search(task, space)
         for finalist in finalists:
             emit(Event("progress", stage, f"{finalist.variant}, {finalist.setting.scheme}", done=total, **progress))
             search.try_growing(rows[finalist.variant], finalist.setting, [c for c in grid if c >= finalist.setting.c])
@@ -233,6 +248,12 @@ def fit_linear(task: Task, space: SearchSpace, *, stage: str, vectors: WordVecto
     emit(Event("done", stage, dev.message(best), done=total, data={"score": best.score}, **progress))
     texts, seconds = int((rows_of_best.kept < len(task.train)).sum()), time.perf_counter() - began  # without those of label names
     return LinearFit(model, space.metric, best.score, tuple(dev.tried), dev.distinct_predictions(), texts, seconds)
+
+
+def in_coordinates(setting: Setting, texts: int, outputs: int) -> bool:
+    """Return True if a model of more than `FEW_TEXTS` texts is fitted in the coordinates of their span, as those of few texts are."""
+    small = texts <= MAX_MULTINOMIAL_TEXTS and texts**2 * outputs <= MAX_MULTINOMIAL_PRODUCTS
+    return setting.scheme == "multinomial" and small
 
 
 class DevCandidates(Generic[AnySetting]):
@@ -283,27 +304,35 @@ class _Search:
         self.dev: DevCandidates[Setting] = DevCandidates(task, space.metric)
         self.best: tuple[VariantRows, Coefficients]
 
-    def best_schemes(self, count: int) -> list[Candidate[Setting]]:
-        """The best candidate of each variant and setting with any C, best first, `count` of them."""
+    def best_schemes(self, count: int, rows: Mapping[Variant, VariantRows]) -> list[Candidate[Setting]]:
+        """The best candidate of each variant and setting with any C, best first, `count` of those that can be fitted on `rows`."""
         best: dict[tuple[str, Setting], Candidate[Setting]] = {}
         for tried in sorted(self.dev.tried, key=lambda each: -each.score):
             best.setdefault((tried.variant, replace(tried.setting, c=0.0)), tried)
-        return list(best.values())[:count]
+        return [each for each in best.values() if self._can_fit(rows[each.variant], each.setting)][:count]
+
+    def _can_fit(self, rows: VariantRows, setting: Setting) -> bool:
+        """False for a multinomial regression of too many texts, features and labels. One-vs-rest fits one label after another."""
+        small = rows.tfidf.width * self._outputs <= MAX_MULTINOMIAL_WEIGHTS
+        return setting.scheme != "multinomial" or small or in_coordinates(setting, len(rows.kept), self._outputs)
 
     def try_all(self, rows: VariantRows, vector_weights: Sequence[float], grid: Sequence[float]) -> None:
         """Every weight of text vectors and scheme with every C, on the few rows of one variant."""
         for weight in vector_weights:
-            span = self._span(rows, weight)
             for scheme, class_weights in self._solver.schemes(self._targets[rows.kept]):
-                setting = Setting(scheme, class_weights, grid[0], weight)
-                fitter = self._fitter(span.coordinates.rows, rows, setting)
-                for c in grid:
-                    self._try(rows, replace(setting, c=c), fitter(c), span.dev, span.coordinates)
+                self.try_setting(rows, Setting(scheme, class_weights, grid[0], weight), grid)
+
+    def try_setting(self, rows: VariantRows, setting: Setting, grid: Sequence[float]) -> None:
+        """One weight of text vectors and scheme with every C, on the few rows of one variant."""
+        span = self._span(rows, setting.vector_weight)
+        fitter = self._fitter(span.coordinates.rows, rows, setting)
+        for c in grid:
+            self._try(rows, replace(setting, c=c), fitter(c), span.dev, span.coordinates)
 
     def try_growing(self, rows: VariantRows, setting: Setting, grid: Sequence[float]) -> None:
         """One scheme on all rows of a variant, with growing C as long as the dev score grows and is not far below the best."""
         coordinates = None
-        if setting.scheme == "multinomial" and len(rows.kept) <= MAX_MULTINOMIAL_TEXTS:
+        if in_coordinates(setting, len(rows.kept), self._outputs):
             span = self._span(rows, setting.vector_weight)
             coordinates, train, dev = span.coordinates, span.coordinates.rows, span.dev
         else:
@@ -377,6 +406,11 @@ class Spans:
             of_vectors *= np.float32(vector_weight) ** 2
             of_vectors += of_terms
         return result
+
+
+def _middle(grid: Sequence[float], count: int) -> list[float]:
+    """`count` values of a grid, at equal distances from its ends and from one another."""
+    return sorted({grid[round((each + 1) / (count + 1) * (len(grid) - 1))] for each in range(count)})
 
 
 def sample_texts(texts: Sequence[AnyText], most: int, *, seed: int, stream: int) -> Sequence[AnyText]:

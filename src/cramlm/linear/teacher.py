@@ -23,7 +23,7 @@ from cramlm.evaluation.combination import Combination, combine_on_dev
 from cramlm.evaluation.kinds import KINDS
 from cramlm.linear.features import TextMatrices
 from cramlm.linear.files import Setting
-from cramlm.linear.fit import FEW_TEXTS, MAX_MULTINOMIAL_TEXTS
+from cramlm.linear.fit import FEW_TEXTS, in_coordinates
 from cramlm.linear.model import LinearModel
 from cramlm.linear.solvers import SOLVERS, Coordinates, inner_products, on_one_blas_thread
 from cramlm.records import BoolArray, FloatArray, IntArray, Scale, Task, TaskKind
@@ -105,8 +105,7 @@ def _out_of_fold(model: LinearModel, task: Task, *, seed: int) -> FloatArray:
     learned = task.with_label_texts
     texts, targets = [example.divided_text for example in learned.train], solver.targets(learned)
     rows: Any = model.features(texts)
-    dense = len(texts) <= FEW_TEXTS or (setting.scheme == "multinomial" and len(texts) <= MAX_MULTINOMIAL_TEXTS)
-    if dense:
+    if len(texts) <= FEW_TEXTS or in_coordinates(setting, len(texts), len(task.labels)):
         rows = Coordinates.of(inner_products(rows, rows)).rows
     count = len(task.train)
     fold = np.full(len(texts), -1)

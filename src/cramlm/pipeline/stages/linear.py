@@ -46,8 +46,8 @@ FIT_FACTS: Final = (
     "seconds",
 )
 """Fields of fit.json that scores.json repeats, if the model has them."""
-_VERSION: Final = 8
-_STATIC_VERSION: Final = 9
+_VERSION: Final = 9
+_STATIC_VERSION: Final = 10
 
 
 def embedding(run: RunContext, text: EncodedTexts) -> Artifact:
