@@ -104,8 +104,7 @@ class EventLog:
     def begin(self, folder: Path) -> None:
         """Write the buffered events to this folder, and all further ones."""
         self._path = folder / EVENTS
-        ends_line = not self._path.is_file() or self._path.read_bytes()[-1:] in (b"", b"\n")  # else its writer was killed
-        self._append("".join(["" if ends_line else "\n", *self._buffered]))
+        self._append("".join(["\n" if _is_truncated(self._path) else "", *self._buffered]))
 
     def around(self, emit: Emit) -> Emit:
         """Return an `Emit` that logs each event and calls `emit`."""
@@ -126,6 +125,17 @@ class EventLog:
         assert self._path is not None
         with self._path.open("a", encoding="utf-8") as file:
             file.write(lines)
+
+
+def _is_truncated(log: Path) -> bool:
+    """Return True if the last line of a log has no end, because its writer was killed. Reads one byte: the log of a night is long."""
+    try:
+        with log.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - 1))
+            return file.read(1) not in (b"", b"\n")
+    except FileNotFoundError:
+        return False
 
 
 def read_events(folder: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
