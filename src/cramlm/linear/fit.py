@@ -218,11 +218,16 @@ def fit_linear(task: Task, space: SearchSpace, *, stage: str, vectors: WordVecto
     total = len(variants)
     progress: dict[str, Any] = {"total": total, "unit": "variants"}
     emit(Event("start", stage, **progress))
+
+    def emit_finalist(finalist: Candidate[Setting]) -> None:
+        emit(Event("progress", stage, f"{finalist.variant}, {finalist.setting.scheme}", done=total, **progress))
+
     few = len(learned.train) <= FEW_TEXTS
     search = _Search(task, space)
     rows: dict[Variant, VariantRows] = {}
     searched: dict[Variant, VariantRows] = {}
-    screened = grid if min(len(learned.train), FEW_TEXTS) ** 2 * len(task.labels) <= MAX_FIT_PRODUCTS else _middle(grid, SCREENED)
+    products = min(len(learned.train), FEW_TEXTS) ** 2 * len(task.labels)
+    screened = grid if products <= MAX_FIT_PRODUCTS else _middle(grid, SCREENED)
     for done, variant in enumerate(variants):
         emit(Event("progress", stage, variant, done=done, **progress))
         rows[variant] = tried = features.rows(variant)
@@ -233,13 +238,13 @@ def fit_linear(task: Task, space: SearchSpace, *, stage: str, vectors: WordVecto
             emit(Event("warning", stage, f"{variant}: fitted on {shown}"))
     if screened != grid:
         for finalist in search.best_schemes(FINALISTS, searched):
-            emit(Event("progress", stage, f"{finalist.variant}, {finalist.setting.scheme}", done=total, **progress))
+            emit_finalist(finalist)
             search.try_setting(searched[finalist.variant], finalist.setting, [c for c in grid if c not in screened])
     if not few:
         finalists = search.best_schemes(FINALISTS if screened == grid else 1, rows)
         search = _Search(task, space)
         for finalist in finalists:
-            emit(Event("progress", stage, f"{finalist.variant}, {finalist.setting.scheme}", done=total, **progress))
+            emit_finalist(finalist)
             search.try_growing(rows[finalist.variant], finalist.setting, [c for c in grid if c >= finalist.setting.c])
     rows_of_best, coefficients = search.best
     dev = search.dev
@@ -305,7 +310,7 @@ class _Search:
         self.best: tuple[VariantRows, Coefficients]
 
     def best_schemes(self, count: int, rows: Mapping[Variant, VariantRows]) -> list[Candidate[Setting]]:
-        """The best candidate of each variant and setting with any C, best first, `count` of those that can be fitted on `rows`."""
+        """The best candidate of each variant and setting with any C, best first, at most `count`; without those too large for `rows`."""
         best: dict[tuple[str, Setting], Candidate[Setting]] = {}
         for tried in sorted(self.dev.tried, key=lambda each: -each.score):
             best.setdefault((tried.variant, replace(tried.setting, c=0.0)), tried)
