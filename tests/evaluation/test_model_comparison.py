@@ -160,6 +160,15 @@ def test_of_three_models_the_cheapest_that_no_other_clearly_beats_is_recommended
     assert result.text == f"tlm: macro-F1 {100 * result.scores['tlm']:.1f} cross-fitted on dev; no other model was fitted to compare with."
 
 
+def test_the_verdict_names_a_cheaper_model_that_is_not_clearly_worse() -> None:
+    shares = {"tfidf": (0.6, 1014), "bayes": (0.78, 14), "static": (0.82, 514), "tlm": (0.86, 2014)}
+    result = verdict(**{name: predictions(share, seed=seed) for name, (share, seed) in shares.items()})
+    assert result.text.startswith("Use tlm: it is ")
+    assert "better than bayes, which is cheaper" in result.text
+    assert "). The cheaper static is not clearly worse (" in result.text
+    assert "not clearly worse" not in verdict(tfidf=predictions(0.6), tlm=predictions(0.85, seed=1)).text
+
+
 def test_numbers_are_compared_by_their_correlation() -> None:
     random = np.random.default_rng(1)
     truth = random.normal(size=120)

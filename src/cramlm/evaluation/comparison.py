@@ -200,7 +200,10 @@ class _Comparison:
 
 
 def compare_on_dev(scorer: DevScorer, candidates: Mapping[str, npt.NDArray[Any]], *, seed: int) -> Verdict:
-    """Compare models, cheapest first, and recommend one. A model is recommended over a cheaper one only if it is clearly better.
+    """Compare models, cheapest first, and recommend one.
+
+    Each model is compared with the one recommended so far, and takes its place only if it is clearly better. The alternative, the cheapest
+    model that no other clearly beats, is wrong more often (docs/log.md): with an error of three points, a weak model is beaten by none.
 
     candidates: the dev predictions of everything that each model was chosen from, (m, n, ...).
     """
@@ -212,10 +215,14 @@ def compare_on_dev(scorer: DevScorer, candidates: Mapping[str, npt.NDArray[Any]]
         score = format_metric(metric, scores[cheapest])
         text = f"{cheapest}: {METRIC_NAMES[metric]} {score} cross-fitted on dev; no other model was fitted to compare with."
         return Verdict(cheapest, False, scores, text)
+
+    def compare(model: str, cheaper: str) -> _Comparison:
+        differences = halves[model] - halves[cheaper]
+        return _Comparison(model, cheaper, float(differences.mean()), float(differences.std()))
+
     best, comparisons = cheapest, []
     for name in others:
-        differences = halves[name] - halves[best]
-        comparison = _Comparison(name, best, float(differences.mean()), float(differences.std()))
+        comparison = compare(name, best)
         comparisons.append(comparison)
         if comparison.clear and comparison.difference > 0:
             best = name
@@ -228,6 +235,11 @@ def compare_on_dev(scorer: DevScorer, candidates: Mapping[str, npt.NDArray[Any]]
         text = f"Use {best}: it is cheaper than {decisive.model} and {gap} better {basis}."
     else:
         text = f"No clear difference between {decisive.model} and {best} ({gap}); the cheaper is {best}: use it {basis}."
+    order = list(candidates)
+    near = [each for each in (compare(best, name) for name in order[: order.index(best)]) if not each.clear]
+    if near:
+        closest = min(near, key=lambda each: each.difference)
+        text += f" The cheaper {closest.cheaper} is not clearly worse ({closest.gap(metric)})."
     return Verdict(best, decisive.clear, scores, text)
 
 
