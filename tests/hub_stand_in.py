@@ -129,16 +129,24 @@ class _Handler(BaseHTTPRequestHandler):
         if path.startswith("/blobs/"):  # such a url carries its own permission
             hub.blobs[path.removeprefix("/blobs/")] = body
             return self._json({})
+        if path == "/api/validate-yaml":
+            known = b"license: nolicense" not in json.loads(body)["content"].encode()
+            errors = [] if known else [{"message": '"license" must be one of [apache-2.0, mit]'}]
+            return self._json({"errors": errors, "warnings": []}, 200 if known else 400)
         if self.headers.get("Authorization") != "Bearer hf_right":
             return self._json({"error": "Invalid username or password."}, 401)
         if path == "/api/repos/create":
             wish = json.loads(body)
             name = f"{wish['organization']}/{wish['name']}"
+            if wish["organization"] == "other":
+                return self._json({"error": "You don't have the rights to create a model under the namespace other"}, 403)
             if name in hub.repositories:
                 return self._json({"url": f"{hub.url}/{name}"}, 409)
             hub.add(name, {})
             return self._json({"url": f"{hub.url}/{name}"})
         if match := re.fullmatch(r"/api/models/([\w.-]+/[\w.-]+)/preupload/main", path):
+            if match[1].startswith("other/"):
+                return self._missing("RepoNotFound")
             files = [
                 {
                     "path": file["path"],
@@ -169,7 +177,7 @@ class _Handler(BaseHTTPRequestHandler):
                     repository.files.pop(value["path"], None)
             commit = {"commitUrl": f"{hub.url}/{match[1]}/commit/{repository.sha}", "commitOid": repository.sha, "pullRequestUrl": None}
             return self._json({**commit, "success": True, "hookOutput": ""})
-        return self._json({"valid": True, "errors": [], "warnings": []}) if path == "/api/validate-yaml" else self._missing("RepoNotFound")
+        return self._missing("RepoNotFound")
 
     def _file(self, data: bytes, headers: dict[str, str] | None = None) -> None:
         status, begin, end = 200, 0, len(data)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -87,31 +86,62 @@ def folder(tmp_path: Path, model: Model, tokenizer: Tokenizer, texts: list[str])
 
 
 PUSHES = """
-import os, sys
+import json, os, sys
 from cramlm.cli.app import app
 from cramlm.errors import CramError
 
-for token in ("hf_right", "hf_right", "hf_wrong"):
-    os.environ["HF_TOKEN"] = token
+folder, pushes = sys.argv[1], json.loads(sys.argv[2])
+for token, *arguments in pushes:
+    os.environ.pop("HF_TOKEN", None)
+    if token:
+        os.environ["HF_TOKEN"] = token
     try:
-        app(["push", *sys.argv[1:]], standalone_mode=False)
+        app(["push", folder, *arguments], standalone_mode=False)
     except CramError as error:
         print(error.exit_code, error)
 """
+
+
+def pushed(hub: Hub, folder: Path, home: Path, *pushes: list[str]) -> list[str]:
+    """Push a folder several times in a new interpreter, each with a token and arguments; return the line that each push prints."""
+    # Large files go through LFS, which the stand-in implements, and not through the service that the hub prefers for them.
+    environment = {"HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1", "HF_HOME": str(home)}
+    return python(PUSHES, folder, json.dumps(pushes), **environment).splitlines()
+
+
+@pytest.mark.parametrize("model", ["modernbert"], indirect=True)
+def test_refused_pushes_say_why_and_what_to_do(tmp_path: Path, hub: Hub, folder: Path) -> None:
+    hub.add("other/mine", {"README.md": b"not mine"})
+    lines = pushed(
+        hub,
+        folder,
+        tmp_path,
+        ["", "owner/mine"],
+        ["hf_wrong", "owner/mine"],
+        ["hf_wrong", "other/mine"],
+        ["hf_right", "other/new"],
+        ["hf_right", "other/mine"],
+        ["hf_right", "owner/mine", "--license", "nolicense"],
+        ["hf_right", "owner/my..model"],
+    )
+    missing, wrong, *foreign, card, name = lines
+    assert missing.startswith("4 hf://owner/mine: no access token; set HF_TOKEN to a token that may write")
+    assert wrong.startswith("4 hf://owner/mine: access denied (status 401); check that owner is you")
+    assert all(line.startswith("4 hf://other/") and "access denied" in line and "HF_TOKEN" in line for line in foreign), foreign
+    assert card.startswith('2 hf://owner/mine: the hub refuses the card ("license" must be one of')
+    assert name.startswith("2 'owner/my..model' is not a repository name")
+    assert hub.repositories["other/mine"].files == {"README.md": b"not mine"}
+    assert not hub.repositories["owner/mine"].files
 
 
 @pytest.mark.parametrize("model", ["modernbert"], indirect=True)
 def test_a_model_is_pushed_twice_without_private_facts_and_predicts_equally(
     tmp_path: Path, hub: Hub, folder: Path, texts: list[str]
 ) -> None:
-    # Large files go through LFS, which the stand-in implements, and not through the service that the hub prefers for them.
-    environment = {"HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1", "HF_HOME": os.devnull}
-    output = python(PUSHES, folder, "owner/mine", "--license", "apache-2.0", "--language", "yo", **environment)
-    first, again, refused = output.splitlines()
+    push = ["hf_right", "owner/mine", "--license", "apache-2.0", "--language", "yo"]
+    first, again = pushed(hub, folder, tmp_path / "home", push, push)
     assert first.startswith(f"{hub.url}/owner/mine/commit/")
     assert again.startswith(f"{hub.url}/owner/mine/commit/")
-    assert refused.startswith("4 ")
-    assert "access denied" in refused
     files = hub.repositories["owner/mine"].files
     for name, data in files.items():
         (tmp_path / "copy" / name).parent.mkdir(parents=True, exist_ok=True)

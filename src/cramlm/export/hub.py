@@ -14,11 +14,12 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from cramlm.errors import UsageError, counted, size
+from cramlm.errors import EnvironmentFault, UsageError, counted, size
 from cramlm.export.card import file_name, model_card
 from cramlm.inference.base import PROVENANCE_FILE, SETTINGS_FILE, are_pairs
 from cramlm.inference.folders import model_of
@@ -28,6 +29,8 @@ from cramlm.storage.artifacts import MANIFEST, open_artifact, verify
 
 STAGE: Final = "push"
 _CARD: Final = "README.md"
+_TOKEN: Final = "a token that may write, from https://huggingface.co/settings/tokens"
+_INVALID_CARD: Final = "Invalid metadata in README.md."
 _REPOSITORY: Final = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -45,8 +48,8 @@ def push_model(
     license_id, language: for the card's front matter, in the hub's spelling (apache-2.0, en).
 
     Raises:
-        ArtifactError: if `path` holds no model, or a damaged one. UsageError: if an argument is malformed.
-        EnvironmentFault: without huggingface_hub or network, or if the hub rejects the token.
+        ArtifactError: if `path` holds no model, or a damaged one. UsageError: if an argument is malformed, or the hub refuses the card.
+        EnvironmentFault: without huggingface_hub, network or a token, or if the hub denies access.
     """
     if _REPOSITORY.fullmatch(repository) is None:
         raise UsageError(f"{repository!r} is not a repository name; use OWNER/NAME")
@@ -73,16 +76,46 @@ def push_model(
     uploaded = size(sum(file["bytes"] for file in artifact.files.values()))
     emit(Event("start", STAGE, f"{counted(len(contents), 'file')}, {uploaded} to {repository}"))
     with remote_faults(f"hf://{repository}", instead=""):
-        from huggingface_hub import CommitOperationAdd, HfApi
+        from huggingface_hub import CommitOperationAdd, HfApi, get_token
         from huggingface_hub.utils.tqdm import disable_progress_bars
 
+        if get_token() is None:
+            raise EnvironmentFault(f"hf://{repository}: no access token; set HF_TOKEN to {_TOKEN}, or log in with: hf auth login")
         disable_progress_bars()
         api = HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
-        api.create_repo(repository, private=not public, exist_ok=True)
         operations = [CommitOperationAdd(name, content) for name, content in sorted(contents.items())]
-        commit = api.create_commit(repository, operations, commit_message=f"Upload a {artifact.kind} made with cramlm")
+        with _refusals(repository):
+            api.create_repo(repository, private=not public, exist_ok=True)
+            commit = api.create_commit(repository, operations, commit_message=f"Upload a {artifact.kind} made with cramlm")
     emit(Event("done", STAGE, f"{repository}: {counted(len(contents), 'file')}"))
     return str(commit.commit_url)
+
+
+@contextmanager
+def _refusals(repository: str) -> Iterator[None]:
+    """Turn refusals of the hub to write into one-line errors. Its client reports a repository that it may not write to as missing."""
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError
+
+    try:
+        yield
+    except HfHubHTTPError as error:
+        status = error.response.status_code
+        if status in (401, 403) or isinstance(error, RepositoryNotFoundError):
+            owner = repository.partition("/")[0]
+            remedy = f"check that {owner} is you or your organization, and that HF_TOKEN is {_TOKEN}"
+            raise EnvironmentFault(f"hf://{repository}: access denied (status {status}); {remedy}") from error
+        if status in (400, 402):
+            raise EnvironmentFault(
+                f"hf://{repository}: the hub refuses the upload ({error.server_message or f'status {status}'})"
+            ) from error
+        raise
+    except HFValidationError as error:
+        raise UsageError(f"{repository!r} is not a repository name: {error}") from error
+    except ValueError as error:
+        if not str(error).startswith(_INVALID_CARD):
+            raise
+        problem = " ".join(str(error).removeprefix(_INVALID_CARD).split()).removeprefix("- ")
+        raise UsageError(f"hf://{repository}: the hub refuses the card ({problem}); check --license and --language") from error
 
 
 Rule: TypeAlias = "bool | Callable[[str], str] | Mapping[str, Rule]"
