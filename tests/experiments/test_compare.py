@@ -165,9 +165,11 @@ def test_over_makes_an_arm_with_its_own_folder_for_every_combination() -> None:
     assert arms[3].settings == ("retriever.top_k=50", 'corpus.files=["a","b"]')
     assert len({arm.folder for arm in arms}) == 4
     assert default_folder("data/reviews/train.jsonl", "compare") == Path("runs/reviews-compare")
-    for wrong in ("top_k", "top_k=", "top_k=1,,2", "top_k=1,1"):
+    for wrong in ("top_k", "top_k=", "top_k=1,,2"):
         with pytest.raises(UsageError, match="KEY=VALUE"):
             arms_over("tlm", [wrong])
+    with pytest.raises(UsageError, match="the value 1 is listed twice"):
+        arms_over("tlm", ["top_k=1,2,1"])
 
 
 def test_top_k_zero_keeps_the_phases_on_task_text(tmp_path: Path) -> None:
@@ -232,6 +234,14 @@ def test_a_setting_that_gives_every_seed_the_same_run_is_refused(replaces: dict[
     grid = Grid(arms_of(["tfidf"]), (1, 2), ("all",), write_arms(tmp_path / "data"))
     with pytest.raises(UsageError, match=r"seed ?= ?[15]: every arm runs with the seeds of --seeds"):
         check_arms(replace(grid, **replaces))
+
+
+@pytest.mark.parametrize("over", ["retriever.top_k=5,50,05", "retriever.k1=.9,0.9,1", 'phases[0].name="a",a'])
+def test_arms_with_equal_settings_are_refused(over: str, tmp_path: Path) -> None:
+    task = write_arms(tmp_path / "data")
+    grid = Grid(arms_over(str(tmp_path / "data/raw.toml"), [over]), (1,), ("all",), task)
+    with pytest.raises(UsageError, match=r"the arms '.*' and '.*' have equal settings"):
+        check_arms(grid)
 
 
 def test_an_arm_without_retrieval_has_no_unlabelled_texts_either(tmp_path: Path) -> None:

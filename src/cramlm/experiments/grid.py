@@ -146,14 +146,16 @@ def arms_over(source: str, over: Sequence[str]) -> tuple[Arm, ...]:
     The prefix `select.` is an alias of `retriever.`. top_k = 0 trains without retrieved text.
 
     Raises:
-        UsageError: if an item is not of the form KEY=VALUE,VALUE,...
+        UsageError: if an item is not of the form KEY=VALUE,VALUE,... or lists a value twice.
     """
     choices = []
     for each in over:
         key, equals, values = each.partition("=")
         listed = _split_values(values)
-        if not equals or not key.strip() or not all(listed) or len(set(listed)) < len(listed):
-            raise UsageError(f"--over {each!r} is not KEY=VALUE,VALUE,...; write it like retriever.top_k=0,50,500, each value once")
+        if not equals or not key.strip() or not all(listed):
+            raise UsageError(f"--over {each!r} is not KEY=VALUE,VALUE,...; write it like retriever.top_k=0,50,500")
+        if repeated := next((value for value in listed if listed.count(value) > 1), None):
+            raise UsageError(f"--over {each!r}: the value {repeated} is listed twice; list each value once")
         key = re.sub(r"^select\.", "retriever.", key.strip())
         choices.append([f"{key}={value}" for value in listed])
     if not choices:
@@ -175,12 +177,17 @@ def check_arms(grid: Grid) -> None:
     """Check that every arm fits the data; write nothing. The checkpoint is for the arms that start from one, the preset for the others.
 
     Raises:
-        UsageError, DataError: if an arm does not fit the data. UsageError: if the arms have tasks of several kinds, or no arm uses the
-        checkpoint or the preset.
+        UsageError, DataError: if an arm does not fit the data. UsageError: if two arms have equal settings, the arms have tasks of several
+        kinds, or no arm uses the checkpoint or the preset.
     """
     configs = [_config(grid, arm, dict(grid.task), grid.seeds[0]) for arm in grid.arms]
     if len(kinds := sorted({config.task.kind for config in configs})) > 1:
         raise UsageError(f"the arms have tasks of several kinds ({', '.join(kinds)}), which have no score in common; choose one kind")
+    first: dict[str, str] = {}
+    for arm, config in zip(grid.arms, configs, strict=True):
+        same = first.setdefault(hash_json(config.model_dump(mode="json", exclude={"name"})), arm.name)
+        if same != arm.name:
+            raise UsageError(f"the arms {same!r} and {arm.name!r} have equal settings and would run twice; leave one out")
     if grid.init is not None and all(config.init is None for config in configs):
         raise UsageError(f"no arm starts from --base-model {grid.init}; name one that does, like tlm{ON_INIT} or plm, or drop it")
     if grid.preset is not None and all(config.init is not None for config in configs):
