@@ -81,7 +81,10 @@ def test_the_model_learns_and_evaluate_gives_the_scores_that_fit_reported(fitted
         for name in ("subset_accuracy", "macro_f1", "micro_f1") if kind == "multi-label" else ("pearson", "spearman", "rmse", "r2"):
             assert again[name] == pytest.approx(reported[name], abs=1e-5), name
     words = printed("evaluate", folder / "run/export", folder / "data/test.jsonl").splitlines()[-1]
-    assert words.startswith("subset accuracy " if kind == "multi-label" else "RMSE ")
+    names = ["subset accuracy", "micro-F1", "macro-F1"] if kind == "multi-label" else ["RMSE", "R²", "Spearman", "Pearson"]
+    assert re.findall(r"([^\W\d]\S*(?: \w+)?) -?\d", words) == names
+    report = (folder / "run/report.html").read_text("utf-8")
+    assert all(f"test {name}" in report for name in names)
 
 
 def test_a_task_of_a_single_label_that_some_texts_have_is_fitted_and_scored(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def evaluate(
 ) -> None:
     """Score a model on labelled texts.
 
-    Prints accuracy, micro- and macro-F1 and a row per label; for numbers RMSE and correlations.
+    Prints accuracy, micro- and macro-F1 and a row per label; for numbers RMSE, R² and correlations.
 
     Examples:
         cramlm evaluate runs/mine test.csv

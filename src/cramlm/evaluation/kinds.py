@@ -168,7 +168,7 @@ class SeveralLabelsKind:
 class NumberKind:
     """A number per text: the output itself."""
 
-    table_metrics: tuple[str, ...] = ("rmse", "spearman", "pearson")
+    table_metrics: tuple[str, ...] = ("rmse", "r2", "spearman", "pearson")
     has_prior: bool = False
 
     def outputs(self, logits: FloatArray) -> FloatArray:

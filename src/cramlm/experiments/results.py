@@ -185,7 +185,7 @@ class Row:
     @property
     def metrics(self) -> tuple[str, str]:
         """The metric by which models are compared, and another one."""
-        other, main = KINDS[self.kind].table_metrics[1:]
+        other, main = KINDS[self.kind].table_metrics[-2:]
         return main, other
 
 
