@@ -180,6 +180,8 @@ def test_the_report_and_the_card_show_the_metrics_of_the_kind(fitted: tuple[str,
     assert f"dev {name}" in page
     assert f"this is a {kind} task" in page
     assert f"dev {name}" in card
+    for text, words in ((card, "class weights"), (page, "class weights"), (page, "tau of logit adjustment")):
+        assert (words in text) == (kind != "regression"), words
     assert name in comparison_page([folder / "run", folder / "run"])
 
 

@@ -41,7 +41,8 @@ class Setting:
     def __str__(self) -> str:
         vectors = f", vector weight {self.vector_weight:g}" if self.vector_weight else ""
         unlabelled = f", unlabelled weight {self.unlabelled_weight:g}" if self.unlabelled_weight else ""
-        return f"{self.scheme}, {self.class_weights} class weights, C = {self.c:g}{vectors}{unlabelled}"
+        classes = f", {self.class_weights} class weights" if self.scheme != "ridge" else ""
+        return f"{self.scheme}{classes}, C = {self.c:g}{vectors}{unlabelled}"
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values; `read_setting` reads them."""

@@ -125,14 +125,21 @@ def duration(seconds: float) -> str:
 
 
 def _scores(run: RunRecord) -> Data:
-    """main: metric of the plots. metrics: of the test columns. choice: of the cross-fitted scores."""
+    """main: metric of the plots. metrics: of the test columns. choice: of the cross-fitted scores. has_prior: of the kind of task."""
     split = "test" if "test" in run.own_scores else "dev"
     kind = run.config.task.kind
     main = main_metric(kind)
     charts = [_score_chart(run, split, main, f"{capital(METRIC_NAMES[main])} on {split}, with 95 % intervals")]
     if leak_free := run.own_scores.get("test_leak_free"):
         charts.append(_score_chart(run, "test_leak_free", main, f"The same on the {leak_free['rows']:,} test rows not in train"))
-    return {"main": main, "metrics": KINDS[kind].table_metrics, "choice": run.config.metric, "charts": charts}
+    rules = KINDS[kind]
+    return {
+        "main": main,
+        "metrics": rules.table_metrics,
+        "choice": run.config.metric,
+        "has_prior": rules.has_prior,
+        "charts": charts,
+    }
 
 
 def _score_chart(run: RunRecord, split: str, metric: str, title: str) -> Markup:
