@@ -386,6 +386,22 @@ def test_an_axis_in_percent_ends_at_100(value: float, expected: tuple[str, ...])
     assert re.findall(r">(\d+) %<", line) == ["50", "100"]
 
 
+def test_axes_of_whole_numbers_have_whole_ticks_and_bars(linear_runs: Path) -> None:
+    line = line_chart("Loss", "", [Line("loss", [(0.0, 3.0), (2.0, 1.0)])], x_name="step", y_format=lambda y: f"y{y:g}")
+    assert re.findall(r">(\d+)</text>", line) == ["0", "1", "2"]
+    report = (linear_runs / "static/report.html").read_text("utf-8")
+    (lengths,) = (svg for svg in re.findall(r"(?s)<svg.*?</svg>", report) if ">Length of the training texts<" in svg)
+    labels = re.findall(r'class="tick"[^>]*>([^<]+)<', lengths)
+    assert labels
+    assert all(label.isdigit() for label in labels)
+    bars = [re.fullmatch(r"(\d+)(?: to (\d+))?: (\d+)", tip) for tip in re.findall(r"<rect[^>]*><title>([^<]*)<", lengths)]
+    counted = read_jsonl(linear_runs / "data/train.jsonl")
+    assert sum(int(bar[3]) for bar in bars if bar) == len(counted)
+    for bar in bars:
+        assert bar is not None
+        assert int(bar[1]) < int(bar[2] or 10**9)
+
+
 @given(st.integers(-(10**6), 10**6), st.just(0.0) | st.floats(1e-3, 1e6), st.integers(2, 6))
 def test_ticks_are_few_and_cover_the_range(low: int, span: float, count: int) -> None:
     found = ticks(low, low + span, count)

@@ -180,7 +180,7 @@ def line_chart(title: str, description: str, lines: Sequence[Line], *, x_name: s
     y_of = Scale(min(y_ticks[0], *ys), max(y_ticks[-1], *ys), bottom, _TOP)
     plot = Plot(WIDTH, height)
     plot.y_axis(y_ticks, y_of, y_format, left=_LEFT, right=WIDTH - _RIGHT)
-    plot.x_axis([tick for tick in ticks(0, last, 4) if tick <= last], x_of, _count, bottom=bottom)
+    plot.x_axis([tick for tick in ticks(0, last, 4) if tick <= last and tick == int(tick)], x_of, _count, bottom=bottom)
     plot.x_name(x_name, x_of)
     for line in lines:
         points = [(x_of(x), y_of(y)) for x, y in line.points]
@@ -221,12 +221,14 @@ def interval_chart(title: str, description: str, rows: Sequence[Estimate], *, pe
 
 
 def histogram(
-    title: str, description: str, edges: Sequence[float], counts: Sequence[int], *, x_name: str, x_format: Format, centred: bool = False
+    title: str, description: str, edges: Sequence[float], counts: Sequence[int], *, x_name: str, x_format: Format, whole: bool = False
 ) -> Markup:
     """Plot bars of equal width between `edges` (one more than counts), with tooltips.
 
-    centred: each bar is one integer, its left edge, and its tick label is below its center.
+    whole: the edges are integers, and a bar has the integers from its left edge to below its right one. If that is one, its tick label is
+    below its center.
     """
+    centred = whole and edges[1] - edges[0] == 1
     height, right = 170, WIDTH - 12
     bottom = height - _BOTTOM
     y_ticks = [tick for tick in ticks(0, max(*counts, 1), 3) if tick == int(tick)]
@@ -236,7 +238,7 @@ def histogram(
     plot.y_axis(y_ticks, y_of, _count, left=_LEFT, right=right)
     for index, number in enumerate(counts):
         if number:
-            span = x_format(edges[index]) + ("" if centred else f" to {x_format(edges[index + 1])}")
+            span = x_format(edges[index]) + ("" if centred else f" to {x_format(edges[index + 1] - whole)}")
             left = x_of(index) + 0.75
             plot.box("fill one", (left, max(x_of(index + 1) - 0.75, left + 1)), (y_of(number), bottom), f"{span}: {number:,}")
     for index in range(0, len(counts) if centred else len(edges), max(1, len(counts) // 4)):

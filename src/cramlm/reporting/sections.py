@@ -245,20 +245,18 @@ def _numbers(task: Task) -> tuple[Markup, str]:
     values = np.array([float(str(example.label)) for example in task.train])
     least, most, mean = number_texts([float(values.min()), float(values.max()), task.scale.mean], task.scale.spread)
     words = f"From {least} to {most}, mean {mean}, standard deviation {task.scale.spread:.4g}."
-    return _histogram("Numbers of the training texts", words, values, task.labels[0]), words
+    whole = bool((values == np.round(values)).all())
+    return _histogram("Numbers of the training texts", words, values, task.labels[0], whole=whole), words
 
 
 def _length_chart(words: Sequence[int]) -> Markup:
-    top = float(np.percentile(words, 99)) + 1
-    counts, edges = np.histogram(np.minimum(words, top), bins=_HISTOGRAM_BINS, range=(0, top))
     half, most = np.median(words), np.percentile(words, 90)
-    return histogram(
+    return _histogram(
         "Length of the training texts",
         f"Half of the {len(words):,} training texts have at most {half:.0f} words, 90 % at most {most:.0f}.",
-        edges.tolist(),
-        counts.tolist(),
-        x_name="words (last bar: and more)",
-        x_format=_round,
+        np.minimum(words, np.ceil(np.percentile(words, 99))).astype(np.float64),
+        "words (last bar: and more)",
+        whole=True,
     )
 
 
@@ -297,18 +295,20 @@ def _sources(report: Json) -> Iterator[Data]:
 
 
 def _histogram(title: str, description: str, values: npt.NDArray[np.float64], x_name: str, *, whole: bool = False) -> Markup:
+    """Return a histogram of up to 20 bars. whole: the values are integers, and each bar covers the same number of them."""
     low, high = float(values.min()), float(values.max())
-    bins, width = _HISTOGRAM_BINS, 0
-    if whole:  # each bar covers the same number of integers
+    bins = _HISTOGRAM_BINS
+    if whole:
         width = int(np.ceil((high - low + 1) / _HISTOGRAM_BINS))
         bins = int(np.ceil((high - low + 1) / width))
         high = low + bins * width
     counts, edges = np.histogram(values, bins=bins, range=(low, high if high > low else low + 1))
-    return histogram(title, description, edges.tolist(), counts.tolist(), x_name=x_name, x_format=_round, centred=width == 1)
+    places = 0 if whole else max(0, 1 - math.floor(math.log10(edges[1] - edges[0])))
 
+    def shown(edge: float) -> str:
+        return f"{edge:,.{places}f}" if abs(edge) < 1e12 else f"{edge:.4g}"
 
-def _round(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 10 or value == int(value) else f"{value:.2g}"
+    return histogram(title, description, edges.tolist(), counts.tolist(), x_name=x_name, x_format=shown, whole=whole)
 
 
 def _passages(run: RunRecord, neighbours: Neighbours | None) -> Iterator[Data]:
