@@ -26,7 +26,7 @@ from cramlm.linear.files import read_setting
 from cramlm.pipeline.run import run
 from cramlm.records import Event
 from cramlm.reporting.charts import Estimate, Line, interval_chart, line_chart, ticks
-from cramlm.reporting.comparison import sign_test
+from cramlm.reporting.comparison import names_of, sign_test
 from cramlm.reporting.page import environment, refresh_report, report_page, write_report
 from cramlm.reporting.record import read_run
 from damaging import edit_json
@@ -351,6 +351,30 @@ def test_a_comparison_of_runs_shows_the_settings_that_differ(reported: Path, cop
     assert "retriever.top_k 20 30" in page.words
     assert "phases[joint].steps" not in page.words
     assert "not comparable" not in page.words
+
+
+@pytest.mark.parametrize(
+    ("paths", "names"),
+    [
+        (["x/one", "y/two"], ["one", "two"]),
+        (["x/run", "x/run"], ["run", "run"]),
+        (["a/runs/all/k=5/1", "a/runs/all/k=50/1"], ["k=5", "k=50"]),
+        (["a/k=5/1", "a/k=5/2", "a/k=50/1"], ["k=5/1", "k=5/2", "k=50/1"]),
+        (["a/run", "b/run", "b/other"], ["a/run", "b/run", "b/other"]),
+        (["a/run", "a/b/run"], ["run", "b/run"]),
+        (["run", "run/run"], ["run", "run/run"]),
+    ],
+)
+def test_runs_in_folders_of_one_name_are_told_apart_by_what_differs_in_their_paths(paths: list[str], names: list[str]) -> None:
+    assert names_of([Path(path) for path in paths]) == names
+
+
+@given(st.lists(st.lists(st.sampled_from("ab"), min_size=1, max_size=4), min_size=1, max_size=4))
+def test_different_runs_have_different_names(folders: list[list[str]]) -> None:
+    paths = [Path(*folder) for folder in folders]
+    named = dict(zip(paths, names_of(paths), strict=True))
+    assert all(named.values())
+    assert len(set(named.values())) == len(named)
 
 
 @given(st.integers(0, 300), st.integers(0, 300))

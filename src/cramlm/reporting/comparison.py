@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ def compare_runs(paths: Sequence[Path]) -> Data:
     Raises:
         ArtifactError: if a folder is not a run, is damaged, or was written by another version. UsageError: if the kinds of task differ.
     """
-    runs = dict(zip(_names(paths), map(read_run, paths), strict=True))
+    runs = dict(zip(names_of(paths), map(read_run, paths), strict=True))
     scored = {name: run for name, run in runs.items() if run.own_scores}
     tasks = [task_used(run.stages) for run in runs.values()]
     return {
@@ -46,10 +47,21 @@ def sign_test(one: int, other: int) -> float:
     return float(binomtest(one, one + other).pvalue) if one + other else 1.0
 
 
-def _names(paths: Sequence[Path]) -> list[str]:
-    """Return folder names, or full paths if the names are not unique."""
-    short = [path.resolve().name for path in paths]
-    return short if len(set(short)) == len(short) else [str(path) for path in paths]
+def names_of(paths: Sequence[Path]) -> list[str]:
+    """Return folder names, or, if they are not unique, paths without the folders that all have at their start and end."""
+    parts = [path.resolve().parts for path in paths]
+    different = set(parts)
+    names = [each[-1] for each in parts]
+    if len(set(names)) == len(different):
+        return names
+    start = _shared(each[:-1] for each in different)
+    end = _shared(each[:start:-1] for each in different)
+    return ["/".join(each[start : len(each) - end]) for each in parts]
+
+
+def _shared(rows: Iterable[Sequence[str]]) -> int:
+    """Return how many items all rows have in common at their start."""
+    return sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, zip(*rows, strict=False)))
 
 
 def _kind_of(runs: Mapping[str, RunRecord]) -> TaskKind:
