@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress, TextColumn
 
-from cramlm.cli.console import ProgressBars, beginning, console_events, show_plans, show_selection, show_table
+from cramlm.cli.console import ProgressBars, ProgressLines, beginning, console_events, show_plans, show_selection, show_table
 from cramlm.records import Event
 
 
@@ -67,6 +67,27 @@ def test_a_terminal_gets_a_line_above_the_bars_for_each_finished_stage_warning_a
     shown = " ".join(filter(None, lines))
     for text in ("index warning: one row skipped", "index 10 passages (", "plan [two] steps"):
         assert text in shown
+
+
+def test_the_time_of_a_stage_counts_from_its_first_start_in_this_run(capsys: pytest.CaptureFixture[str]) -> None:
+    now = [0.0]
+    with Progress(TextColumn("{task.fields[rate]}"), console=Console(file=(terminal := io.StringIO()), width=100)) as progress:
+        shows = (ProgressLines(lambda: now[0]), ProgressBars(progress, lambda: now[0]))
+        for now[0], kind, stage in (
+            (0.0, "start", "task"),
+            (1.0, "done", "task"),
+            (1.0, "start", "selection"),
+            (4.0, "start", "selection"),
+            (6.5, "done", "selection"),
+            (7.0, "start", "tokens"),  # fails; another run follows
+            (9.0, "start", "task"),
+            (10.0, "start", "tokens"),
+            (12.0, "done", "tokens"),
+        ):
+            for show in shows:
+                show(Event(kind, stage))  # type: ignore[arg-type]
+    for shown in (capsys.readouterr().err, terminal.getvalue()):
+        assert re.findall(r"(\w+) +done \((\S+) s\)", shown) == [("task", "1.0"), ("selection", "5.5"), ("tokens", "2.0")]
 
 
 def test_a_stage_that_starts_again_has_one_bar() -> None:

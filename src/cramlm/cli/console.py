@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -46,25 +46,49 @@ def show_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]])
     console.print(table)
 
 
+class _StageTimes:
+    """When each running stage started: first, for its duration, and last, for its speed; a deeper search starts the selection again."""
+
+    def __init__(self) -> None:
+        self._first: dict[str, float] = {}
+        self._last: dict[str, float] = {}
+
+    def start(self, stage: str, now: float) -> None:
+        if stage == "task":  # a run begins; of one before that failed, a stage may not have ended
+            self._first.clear()
+        self._first.setdefault(stage, now)
+        self._last[stage] = now
+
+    def since_last_start(self, stage: str, now: float) -> float:
+        """Return seconds; 0 for a stage that has not started."""
+        return now - self._last.get(stage, now)
+
+    def end(self, stage: str, now: float) -> float:
+        """Return the seconds since the first start, 0 for a stage that has not started, and forget the stage."""
+        return now - self._first.pop(stage, now)
+
+
 class ProgressLines:
     """Prints a line per event, progress events of a stage at most every `PLAIN_INTERVAL` seconds."""
 
-    def __init__(self) -> None:
-        self._started: dict[str, float] = {}
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._stages = _StageTimes()
         self._shown: dict[str, float] = {}
 
     def __call__(self, event: Event) -> None:
-        now = time.monotonic()
+        now = self._clock()
         match event.kind:
             case "start":
-                self._started[event.stage] = self._shown[event.stage] = now
+                self._stages.start(event.stage, now)
+                self._shown[event.stage] = now
                 _line(event.stage, event.message or "started")
             case "progress":
                 if now - self._shown.get(event.stage, 0.0) >= PLAIN_INTERVAL:
                     self._shown[event.stage] = now
-                    _line(event.stage, _progress_text(event, now - self._started.get(event.stage, now)))
+                    _line(event.stage, _progress_text(event, self._stages.since_last_start(event.stage, now)))
             case "done":
-                seconds = now - self._started.pop(event.stage, now)
+                seconds = self._stages.end(event.stage, now)
                 _line(event.stage, f"{event.message or 'done'} ({seconds:.1f} s)")
             case "step":
                 pass
@@ -77,24 +101,26 @@ class ProgressLines:
 class ProgressBars:
     """Shows a progress bar for each running stage and prints a line above the bars for each finished one."""
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: Progress, clock: Callable[[], float] = time.monotonic) -> None:
         self._progress = progress
+        self._clock = clock
         self._bars: dict[str, TaskID] = {}
-        self._started: dict[str, float] = {}
+        self._stages = _StageTimes()
 
     def __call__(self, event: Event) -> None:
+        now = self._clock()
         match event.kind:
             case "start":
-                self._started[event.stage] = time.monotonic()
+                self._stages.start(event.stage, now)
                 self._remove_bar(event.stage)  # of a stage that starts again, such as a deeper search
                 self._bars[event.stage] = self._progress.add_task(event.stage, total=event.total, rate="")
             case "progress":
                 if (bar := self._bars.get(event.stage)) is not None:
-                    elapsed = time.monotonic() - self._started[event.stage]
+                    elapsed = self._stages.since_last_start(event.stage, now)
                     rate = f"{event.done / elapsed:,.0f} {event.unit}/s" if elapsed > 0.5 else ""
                     self._progress.update(bar, completed=event.done, total=event.total, rate=event.message or rate)
             case "done":
-                seconds = time.monotonic() - self._started.pop(event.stage, time.monotonic())
+                seconds = self._stages.end(event.stage, now)
                 self._remove_bar(event.stage)
                 self._print("green", event.stage, f"{event.message or 'done'} ({seconds:.1f} s)")
             case "step":
