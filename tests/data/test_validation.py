@@ -213,6 +213,16 @@ def test_check_reads_a_corpus_as_fit_does_whatever_the_columns_of_the_task(tmp_p
     assert (refused.returncode, "check has only the settings of corpus" in refused.stderr) == (2, True)
 
 
+def test_check_says_how_to_pass_several_files_of_raw_text(tmp_path: Path) -> None:
+    train = write_labelled(tmp_path / "train.jsonl", TRAIN[3:])
+    raw = [write_jsonl(tmp_path / f"raw{number}.jsonl", [{"text": LONG}]) for number in range(2)]
+    (tmp_path / "raw2.txt").write_text(LONG, "utf-8")
+    for second, code in ((raw[1], 3), (tmp_path / "raw2.txt", 2)):
+        error = error_line(cramlm("check", train, "--corpus", raw[0], second, "--store", tmp_path / "store"), code)
+        assert error.startswith(f"{second}: ")
+        assert "write --corpus before it, too, or quote the pattern: --corpus 'raw/*'" in error
+
+
 def test_check_reports_the_first_bad_row_of_a_corpus_and_reads_the_others(tmp_path: Path) -> None:
     train = write_labelled(tmp_path / "train.jsonl", TRAIN[3:])
     test = write_labelled(tmp_path / "test.jsonl", [(f"Now {LONG}.", "sea")])

@@ -44,7 +44,8 @@ from cramlm.errors import DataError, UsageError, brief, counted
 if TYPE_CHECKING:
     from cramlm.config.run import CorpusConfig
     from cramlm.data.corpus import Corpus
-    from cramlm.data.validation import Finding
+    from cramlm.data.task import RowFormat
+    from cramlm.data.validation import Finding, LabelledFile
     from cramlm.inference.label_errors import Suspicion
     from cramlm.records import Emit
     from cramlm.retrieval.index import ExplainedHit, Hits
@@ -57,7 +58,8 @@ _SUSPICIOUS = 20  # the same for suspicious labels
 def check(
     files: Annotated[list[str], typer.Argument(metavar="FILES", help="The training file, then dev, test or any other held-out files.")],
     corpus: Annotated[
-        list[str] | None, typer.Option(metavar="FILES", help="Raw text for retrieval; it stays in the store for `fit`.")
+        list[str] | None,
+        typer.Option(metavar="FILES", help="Raw text for retrieval; it stays in the store for `fit`; may be repeated."),
     ] = None,
     index: Annotated[Path | None, typer.Option(metavar="DIR", help="Output folder of `cramlm index`, instead of --corpus.")] = None,
     model: Annotated[
@@ -88,7 +90,7 @@ def check(
     """
     from cramlm.cli.console import console_events, show_findings
     from cramlm.data.task import RowFormat
-    from cramlm.data.validation import check_corpus, check_files, describe, read_labelled
+    from cramlm.data.validation import check_corpus, check_files, describe
     from cramlm.retrieval.index import Index
     from cramlm.storage.artifacts import default_store
 
@@ -99,7 +101,7 @@ def check(
     row_format = RowFormat(text_column, label_column, text_pair_column, kind or "classification", label_separator or "|")
     config = resolve_corpus_settings(corpus, set_) if corpus else None
     with console_events() as emit:
-        train, *held_out = (read_labelled(file, row_format) for file in files)
+        train, *held_out = (_read_labelled(file, row_format, with_corpus=bool(corpus)) for file in files)
         findings = list(check_files(train, held_out))
         if config is not None:
             bad_rows, read = _read_corpus(config, store or default_store(), emit)
@@ -124,6 +126,19 @@ def check(
         show_findings(statistics, findings, per_rule=None if show_all else _PER_RULE, of_rules={"suspicious-label": _SUSPICIOUS})
     if problems:
         raise typer.Exit(3)
+
+
+def _read_labelled(file: str, row_format: RowFormat, *, with_corpus: bool) -> LabelledFile:
+    """Read a file as `read_labelled`; with a corpus, an error says what to do if the file is raw text listed after --corpus."""
+    from cramlm.data.validation import read_labelled
+
+    try:
+        return read_labelled(file, row_format)
+    except (DataError, UsageError) as error:
+        if not with_corpus or not Path(file).is_file():
+            raise
+        remedy = "if it is raw text, write --corpus before it, too, or quote the pattern: --corpus 'raw/*'"
+        raise type(error)(f"{error} ({remedy})") from None
 
 
 def _read_corpus(config: CorpusConfig, store: Path, emit: Emit) -> tuple[list[Finding], Corpus]:
