@@ -159,17 +159,33 @@ def test_a_model_with_logits_that_are_not_finite_raises(tiny_export: Path) -> No
         ServedModel(Predictor(broken)).compute(["a"], [None])
 
 
-def test_pairs_are_refused_for_a_checkpoint_that_marks_the_second_text(tiny_export: Path) -> None:
-    marking = ServedModel(Predictor(replace(load_classifier(tiny_export), has_pair_embeddings=True)))
+def responses_of(served: ServedModel, *requests: dict[str, Any]) -> list[httpx.Response]:
+    """The responses to requests to a server of this model."""
 
     async def submit() -> list[httpx.Response]:
-        with batching(marking) as batcher:
+        with batching(served) as batcher:
             app = build_app(batcher, name="mine", kind="classification", reads_pairs=False, limits=Limits(), metrics=Metrics(), token=None)
             async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
-                requests = {"texts": ["a"]}, {"texts": ["a"], "pairs": ["b"]}
                 return [await client.post("/v1/predict", json=request) for request in requests]
 
-    alone, pair = asyncio.run(submit())
+    return asyncio.run(submit())
+
+
+def test_pairs_are_refused_for_a_checkpoint_that_marks_the_second_text(tiny_export: Path) -> None:
+    marking = ServedModel(Predictor(replace(load_classifier(tiny_export), has_pair_embeddings=True)))
+    alone, pair = responses_of(marking, {"texts": ["a"]}, {"texts": ["a"], "pairs": ["b"]})
     assert alone.status_code == 200
     assert pair.status_code == 422
     assert "token_type_ids" in pair.json()["error"]
+
+
+@pytest.mark.parametrize("trained_on_pairs", [True, False])
+def test_a_client_that_sends_the_wrong_number_of_texts_reads_the_name_of_the_field(tiny_export: Path, trained_on_pairs: bool) -> None:
+    predictor = Predictor(load_classifier(tiny_export))
+    predictor.trained_on_pairs = trained_on_pairs
+    single, pair = responses_of(ServedModel(predictor), {"texts": ["a", "b"]}, {"texts": ["a", "b"], "pairs": ["c", "d"]})
+    refused, accepted = (single, pair) if trained_on_pairs else (pair, single)
+    assert accepted.status_code == 200
+    assert refused.status_code == 422
+    assert refused.json()["error"].startswith("pairs: this model reads ")
+    assert "--" not in refused.json()["error"]

@@ -134,8 +134,8 @@ class Predictor(EncoderPredictor):
     def _check_pairs(self, pairs: Sequence[str | None] | None) -> None:
         if self._loaded.has_pair_embeddings and pairs is not None and any(pair is not None for pair in pairs):
             raise UsageError(
-                "this checkpoint marks the second text of a pair (token_type_ids), which cramlm does not compute; use transformers for "
-                "pairs, or train on them: cramlm fit --recipe plm --base-model"
+                "this checkpoint marks the second text of a pair (token_type_ids), which cramlm does not compute; leave out pairs, use "
+                "transformers for them, or train on them: cramlm fit --recipe plm --base-model"
             )
 
     @property

@@ -169,6 +169,8 @@ def build_app(
         """Predict texts. The prediction of a text does not depend on the other texts, up to 1e-5."""
         pairs = [None] * len(body.texts) if body.pairs is None else body.pairs
         _check_texts(body.texts, pairs, limits)
+        if batcher.model is not None:
+            _check_pairs(pairs, batcher.model.predictor.trained_on_pairs)
         try:
             outputs = await _result_or_disconnect(request, batcher.submit(body.texts, pairs))
         except BusyError:
@@ -367,6 +369,14 @@ def _check_texts(texts: Sequence[str], pairs: Sequence[str | None], limits: Limi
                 raise HTTPException(422, f"{name} {number}: contains U+0000; remove it")
             if not _is_whole(value):
                 raise HTTPException(422, f"{name} {number}: contains a lone surrogate; remove it")
+
+
+def _check_pairs(pairs: Sequence[str | None], trained_on_pairs: bool | None) -> None:
+    """Raises HTTPException 422 if a request lacks the second texts that the model needs, or reads none. None = unknown."""
+    if trained_on_pairs is True and None in pairs:
+        raise HTTPException(422, "pairs: this model reads pairs of texts; give the second text of each in pairs")
+    if trained_on_pairs is False and any(pair is not None for pair in pairs):
+        raise HTTPException(422, "pairs: this model reads single texts; leave out pairs")
 
 
 def _is_whole(text: str) -> bool:
