@@ -118,6 +118,11 @@ def test_the_forecast_of_memory_covers_the_arrays_of_counting_and_is_that_of_a_m
     assert forecast_word_vectors(0) == (0, 0)
 
 
+@pytest.mark.parametrize(("size", "seconds"), [(37_082_855, 32.3), (148_359_022, 46.2), (482_138_429, 74.0)])
+def test_the_forecast_of_seconds_is_that_of_measured_corpora(size: int, seconds: float) -> None:
+    assert forecast_word_vectors(size)[0] == pytest.approx(seconds, rel=0.1)  # 1, 4 and 13 files of general text (docs/log.md)
+
+
 def test_the_vectors_of_a_corpus_are_counted_once_and_verified(corpus: Corpus, vectors: WordVectors, tmp_path: Path) -> None:
     first = build_word_vectors(corpus, tmp_path)
     loaded = WordVectors.load(first.path)

@@ -59,8 +59,8 @@ MAX_BYTES: Final = 600_000_000
 """Of a larger corpus, passages at equal distances are counted."""
 _SHARED_PASSAGES: Final = 20_000  # that the shared direction is taken from
 _BLOCK: Final = 20_000  # passages that are read at a time
-_FACTORIZING: Final = 1e-7  # seconds per element of the matrix, on one core: 27 s for all words and contexts
-_COUNTING: Final = 2e-8  # seconds per byte
+_FACTORIZING: Final = 1.1e-7  # seconds per element of the matrix, on one core: 30 s for all words and contexts
+_COUNTING: Final = 1e-7  # seconds per byte: words, their contexts, those of rarer words, the shared direction
 _BYTES_PER_WORD: Final = 5.5  # of text, with what separates words
 _FACTORS: Final = 4 * 4 * WIDTH  # bytes per word while the matrix is factorized: about four matrices of float32 (words, WIDTH)
 _OVERHEAD: Final = 60e6  # kernels, and the vocabulary of all words
