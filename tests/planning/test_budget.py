@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,9 +14,10 @@ from hypothesis import strategies as st
 
 from cramlm.config.base import Budget, parse_budget
 from cramlm.config.retriever import Bm25Config, RandomConfig, RetrieverConfig, UnionConfig
-from cramlm.config.run import EncoderConfig, PhaseConfig, TokenizerConfig
+from cramlm.config.run import EncoderConfig, PhaseConfig, TokenizerConfig, load_config
 from cramlm.config.terms import Classify, Distil
 from cramlm.errors import EnvironmentFault, UsageError
+from cramlm.pipeline.run import run
 from cramlm.planning.budget import (
     DROPOUT,
     EVALUATION_SPEEDUP,
@@ -41,6 +43,8 @@ from cramlm.planning.plan import forecast_runs, measure_machine
 from cramlm.planning.speed import Measurement
 from cramlm.recipes import PRESETS, RECIPES, finetune_phase, joint_phase, tlm
 from cramlm.records import silent
+from jsonl import read_jsonl
+from tiny_task import tiny_config, write_task
 
 SIZES = Sizes(train_examples=4000, labels=8, train_tokens=200_000, dev_tokens=50_000, test_tokens=100_000, external_tokens=500_000)
 SPEED = Speed(joint=10_000, finetune=12_000)
@@ -266,6 +270,18 @@ def test_a_budget_that_is_too_small_is_refused_with_one_that_is_not(too_small: B
         forecast(too_small, quiet, corpus_bytes=10_000_000)
     (named,) = re.findall(r"--budget (\S+) or more", str(refused.value))
     assert all(phase.steps for phase in forecast(parse_budget(named), quiet, corpus_bytes=10_000_000).phases)
+
+
+@pytest.mark.parametrize(
+    ("budget", "message"),
+    [("1e6flops", r"at least \d+ are needed; pass --budget \S+flops or more"), ("2s", "leaves no time to train: .* raw text .* about 3 s")],
+)
+def test_a_budget_that_is_too_small_on_any_machine_is_refused_before_anything_is_fitted(budget: str, message: str, tmp_path: Path) -> None:
+    config = tiny_config(write_task(tmp_path / "data", documents=60), budget=budget)
+    config["phases"] = [{**phase, "steps": None} for phase in config["phases"]]
+    with pytest.raises(UsageError, match=message):
+        run(load_config(config), out=tmp_path / "run", store=tmp_path / "store")
+    assert {event["stage"] for event in read_jsonl(tmp_path / "run/events.jsonl")} == {"task", "machine"}
 
 
 def test_fixed_steps_that_take_more_than_the_budget_are_a_warning() -> None:

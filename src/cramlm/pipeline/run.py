@@ -38,7 +38,7 @@ from cramlm.pipeline.run_folder import EventLog, Recorder, folder_for, read_reco
 from cramlm.pipeline.stages import evaluate, linear, text, train
 from cramlm.pipeline.stages.teacher import teach_by_linear_models
 from cramlm.planning.plan import plan as plan_stage
-from cramlm.planning.plan import schedule
+from cramlm.planning.plan import refuse_small_budget, schedule
 from cramlm.planning.speed import describe_machine, restored_threads
 from cramlm.records import Emit, Event, silent
 from cramlm.reporting.page import refresh_report
@@ -150,6 +150,8 @@ def _run_stages(run: RunContext) -> tuple[RunConfig, Artifact]:
     text.check_prompt(run)
     text.report_task(run)
     config = run.config
+    if config.model == "encoder":
+        refuse_small_budget(run)
     scored = config.baseline.enabled
     with threadpool_limits(limits=config.threads or available_cores(), user_api="blas"):
         baseline = linear.fit_baseline(run) if scored or "tfidf" in config.teaching else None

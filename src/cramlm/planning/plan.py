@@ -39,6 +39,7 @@ from cramlm.planning.cost import (
     Machine,
     TextSizes,
     beyond_budget,
+    check_least_time,
     check_resources,
     estimate_texts,
     finishing_seconds,
@@ -117,6 +118,26 @@ def plan(run: RunContext) -> RunPlan:
     data = json.loads((artifact.path / "plan.json").read_bytes())
     retriever = None if data["retriever"] is None else RETRIEVER.validate_python(data["retriever"])
     return RunPlan(retriever, precision, data["threads"], budget.Speed(**data["speed"]), run.clock.budget.flops is not None)
+
+
+def refuse_small_budget(run: RunContext) -> None:
+    """Refuse, before anything is fitted or measured, a budget that is too small whatever the speed of this machine; a run with a plan has
+    passed. A budget of operations does not depend on the speed, and a budget of time is too small without time to train. Phases of fixed
+    length are no reason to refuse (`beyond_budget`).
+
+    Raises:
+        UsageError: as `forecast_cost`.
+    """
+    config, limit = run.config, run.clock.budget
+    if limit == Budget() or (run.folder / "plan").is_dir() or not any(map(budget.is_open, config.phases)):
+        return
+    texts = estimate_texts(run.task, config, _corpus_bytes(config))
+    check_least_time(limit, texts.corpus_bytes)
+    if limit.flops is not None:
+        precision = resolve_precision(config.precision, resolve_device(config.device))
+        setups = (_setup(config, phase, precision) for phase in _phase_of_each_kind(config.phases))
+        joint, finetune = (Measurement(1.0, 1, 1.0, count_flops(setup), None) for setup in setups)
+        forecast_cost(config, limit, texts, Machine(joint, finetune, parameters=0))
 
 
 def _measure_or_read(run: RunContext, precision: Precision) -> Machine:
@@ -253,15 +274,13 @@ def _phase_of_each_kind(phases: Sequence[PhaseConfig]) -> tuple[PhaseConfig, Pha
 def _measured(
     config: RunConfig, phase: PhaseConfig, *, precision: Precision, threads: Sequence[int], seconds: float, longest_step: float
 ) -> Measurement:
-    """Measure a phase; if its row length is open, at the one that most tasks get.
+    """Measure a phase.
 
     Raises:
         EnvironmentFault: if a step needs more memory than is available; none is run.
     """
-    fixed = phase if phase.max_length else phase.model_copy(update={"max_length": min(128, config.encoder.max_positions)})
-    device = resolve_device(config.device)
-    setup = TrainingSetup(config.encoder, config.head, fixed, config.tokenizer.vocab_size, precision, device=device)
-    available = _available_memory(device)
+    setup = _setup(config, phase, precision)
+    device, available = setup.device, _available_memory(setup.device)
     if device.type == "cpu" and available is not None and (least := least_step_memory(setup)) > available:
         raise EnvironmentFault(
             f"a step of phase {phase.name!r} needs at least {size(least)} of memory and {size(available)} are available; "
@@ -269,13 +288,20 @@ def _measured(
         )
     if longest_step < math.inf and device.type == "cpu":
         rough = estimate(setup, threads=threads)
-        if step_tokens(fixed) > longest_step * rough.tokens_per_second:
+        if step_tokens(setup.phase) > longest_step * rough.tokens_per_second:
             fixed_speed = config.tokens_per_second
             return rough if fixed_speed is None else replace(rough, tokens_per_second=fixed_speed, cpu_share=1.0)
     if config.tokens_per_second is None:
         return measure(setup, threads=threads, seconds=seconds)
     flops_per_token, step_bytes = count_step(setup)
     return Measurement(config.tokens_per_second, threads[0], 1.0, flops_per_token, step_bytes)
+
+
+def _setup(config: RunConfig, phase: PhaseConfig, precision: Precision) -> TrainingSetup:
+    """What is measured of a phase; if its row length is open, at the one that most tasks get."""
+    fixed = phase if phase.max_length else phase.model_copy(update={"max_length": min(128, config.encoder.max_positions)})
+    device = resolve_device(config.device)
+    return TrainingSetup(config.encoder, config.head, fixed, config.tokenizer.vocab_size, precision, device=device)
 
 
 def _corpus_bytes(config: RunConfig) -> int:
