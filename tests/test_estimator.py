@@ -282,6 +282,57 @@ def test_parameters_are_set_and_cloned_and_methods_raise_not_fitted_error_before
 
 
 TEXTS = ["a ship", "a hill", "a wave", "a ridge"]
+
+
+@pytest.fixture(scope="module")
+def fitted_on_pairs(tmp_path_factory: pytest.TempPathFactory) -> tuple[CramClassifier, pandas.DataFrame]:
+    """A classifier that was fitted on a table of two columns, and such a table: the label is 1 where both texts have one topic."""
+    topics = {"sea": "anchor sailor tide wave", "hill": "summit ridge slope valley"}
+    rng = np.random.default_rng(5)
+
+    def text(topic: str) -> str:
+        return " ".join(rng.choice(topics[topic].split(), 6))
+
+    names = [(one, other) for one in topics for other in topics] * 12
+    table = pandas.DataFrame([(text(one), text(other), int(one == other)) for one, other in names], columns=["first", "second", "same"])
+    out = tmp_path_factory.mktemp("pairs")
+    further = list(zip(table["second"], table["first"], strict=True))
+    classifier = CramClassifier(**QUICK_LINEAR, out=out / "runs", store=out / "store", unlabelled=further)
+    return classifier.fit(table[["first", "second"]], table["same"]), table
+
+
+def test_pairs_of_texts_come_from_two_columns(fitted_on_pairs: tuple[CramClassifier, pandas.DataFrame]) -> None:
+    classifier, table = fitted_on_pairs
+    first, second = table["first"].tolist(), table["second"].tolist()
+    assert {(row.text, row.text_pair) for row in load_task(classifier.run_.path).train} <= set(zip(first, second, strict=True))
+    expected = Predictor.load(classifier.run_.export).probabilities(first, second)
+    pairs = table[["first", "second"]]
+    for form in (pairs, pairs.to_numpy(), list(zip(first, second, strict=True)), pairs.to_numpy().tolist()):
+        np.testing.assert_array_equal(classifier.predict_proba(form), expected)
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(classifier)).predict_proba(pairs), expected)
+    again = clone(classifier).fit(pairs.to_numpy(), table["same"])
+    assert again.run_.path == classifier.run_.path
+
+
+def test_pairs_work_in_cross_validation(data: Data) -> None:
+    pairs = np.array([data.X, data.X], dtype=object).T
+    assert cross_val_score(CramClassifier(**QUICK_LINEAR), pairs, data.y, cv=2).mean() > 0.8
+    regressor = CramRegressor(**QUICK_LINEAR).fit(pairs, [float(len(text)) for text in data.X])
+    assert regressor.predict(pairs[:3]).shape == (3,)
+
+
+def test_a_model_of_pairs_refuses_single_texts_and_the_other_way_round(
+    fitted_on_pairs: tuple[CramClassifier, pandas.DataFrame], fitted: CramClassifier
+) -> None:
+    of_pairs, table = fitted_on_pairs
+    with pytest.raises(ValueError, match="X holds single texts, and this model was fitted on pairs: two columns"):
+        of_pairs.predict(table["first"])
+    with pytest.raises(ValueError, match="X holds pairs, and this model was fitted on single texts: one column"):
+        fitted.predict([("one", "two")])
+    with pytest.raises(ValueError, match="unlabelled holds single texts and X holds pairs"):
+        CramClassifier(**QUICK_LINEAR, unlabelled=["one"]).fit(table[["first", "second"]], table["same"])
+
+
 Change = Callable[[list[Any], list[Any]], tuple[Any, Any]]
 
 
@@ -297,7 +348,12 @@ Change = Callable[[list[Any], list[Any]], tuple[Any, Any]]
         (lambda x, y: ([*x[:3], "  "], y), "X\\[3\\] is blank"),
         (lambda x, y: ([*x[:3], "\ud800"], y), "X\\[3\\]: character 0 is a lone surrogate"),
         (lambda x, y: (x[0], y), "X is a str; pass a list of strings"),
-        (lambda x, y: (np.array(x).reshape(2, 2), y), "X has 2 dimensions, expected 1"),
+        (lambda x, y: (np.array(x).reshape(4, 1), y), "X has 2 dimensions: pass a list of texts or one column of a table"),
+        (lambda x, y: (np.array([x, x, x]).T, y), "X has 3 columns: .*, or two columns for pairs of texts"),
+        (lambda x, y: (np.array(x).reshape(2, 2), y), "inconsistent numbers of samples: 2 texts, 4 labels"),
+        (lambda x, y: ([[x[0], x[1]], *x[1:]], y), "X\\[1\\] is '.*', not a pair of texts"),
+        (lambda x, y: ([(text, " ") for text in x], y), "X\\[0, 1\\] is blank"),
+        (lambda x, y: (pandas.DataFrame({"one": x, "two": [*x[:3], None]}), y), "X\\[3, 1\\] is missing"),
         (lambda x, y: ([], []), "X holds no texts"),
         (lambda x, y: (x, [*y[:3], None]), "y\\[3\\] is missing"),
         (lambda x, y: (x, [0, 1, 0, float("nan")]), "y\\[3\\] is missing"),

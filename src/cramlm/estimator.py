@@ -2,6 +2,7 @@
 
     classifier = CramClassifier(corpus="corpus/*.jsonl.zst", budget="10m")
     classifier.fit(texts, labels).predict(["some text"])
+    classifier.fit(table[["question", "answer"]], labels)           pairs of texts: two columns
     CramRegressor(corpus="corpus/*.jsonl.zst", budget="10m").fit(texts, numbers)
 
 `fit` writes the texts to a task file and runs `cramlm fit`: dev rows are split off, there is no test file, corpus and index are in the
@@ -20,7 +21,7 @@ import weakref
 from abc import ABC
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias, assert_never
 
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from cramlm.pipeline.run import Run
 
 
+_PAIR: Final = "text_pair"  # column of the second text in the task files
 _LISTS: Final = (list, tuple, set, frozenset, np.ndarray)
 """Types of a text's labels where it may have several."""
 
@@ -103,6 +105,30 @@ def _errors_in_parameters() -> Iterator[None]:
         raise
 
 
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """Texts that a model reads. second: the second text of each pair; None for single texts."""
+
+    first: list[str]
+    second: list[str] | None = None
+
+    @property
+    def are_pairs(self) -> bool:
+        return self.second is not None
+
+    @property
+    def plain(self) -> list[Any]:
+        """JSON values: strings, or a list of two for each pair."""
+        return self.first if self.second is None else [list(pair) for pair in zip(self.first, self.second, strict=True)]
+
+    @property
+    def rows(self) -> list[dict[str, str]]:
+        """The row of each text in a task file, without its label."""
+        if self.second is None:
+            return [{"text": text} for text in self.first]
+        return [{"text": text, _PAIR: pair} for text, pair in zip(self.first, self.second, strict=True)]
+
+
 class CramEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn is not typed
     """A model trained from scratch on labelled texts and on the passages of `corpus` that they retrieve.
 
@@ -114,7 +140,7 @@ class CramEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn i
         self,
         *,
         corpus: str | Path | Sequence[str | Path] | None = None,
-        unlabelled: Sequence[str] | None = None,
+        unlabelled: Any = None,
         recipe: str | None = None,
         init: str | Path | None = None,
         budget: str | None = "10m",
@@ -137,26 +163,29 @@ class CramEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn i
         self.store = store
         self.verbose = verbose
 
-    def _train(self, texts: list[str], kind: TaskKind, labels: Sequence[Any]) -> None:
+    def _train(self, texts: Texts, kind: TaskKind, labels: Sequence[Any]) -> None:
         """Fit a run and open its model. texts: `checked_training_texts`. labels: of each text, JSON values of the kind of task."""
-        rows = [json.dumps({"text": text, "label": label}, ensure_ascii=False) + "\n" for text, label in zip(texts, labels, strict=True)]
-        further = [] if self.unlabelled is None else checked_texts(self.unlabelled, "unlabelled")
+        rows = [json.dumps({**row, "label": label}, ensure_ascii=False) + "\n" for row, label in zip(texts.rows, labels, strict=True)]
+        further = None if self.unlabelled is None else checked_texts(self.unlabelled, "unlabelled")
+        if further is not None and further.are_pairs != texts.are_pairs:
+            one, other = ("single texts", "pairs") if texts.are_pairs else ("pairs", "single texts")
+            raise InvalidInput(f"unlabelled holds {one} and X holds {other}; pass texts of one form")
         scratch = _Scratch() if self.out is None else None
         root = scratch.path if scratch is not None else Path(self.out or "")
         folder = root / f"fit-{hash_json([self._inputs(), rows])[:12]}"
         train, more = folder / "data" / "train.jsonl", folder / "data" / "unlabelled.jsonl"
-        if self._config(kind, "", []).task.dev is None:  # also validates the settings before files are written
+        if self._config(kind, "", [], pairs=texts.are_pairs).task.dev is None:  # also validates the settings before files are written
             _check_dev_split(texts, kind, labels, fraction=self.dev_fraction, seed=int(self.seed))
 
         def write_inputs() -> None:
             with lock(folder / "run"):  # which marks the folder as that of a run
                 publish_file(train, "".join(rows).encode())
-                if further:
-                    publish_file(more, "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in further).encode())
+                if further is not None:
+                    publish_file(more, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in further.rows).encode())
 
         with _events(self.verbose) as emit:
             wait_while_locked(write_inputs, stage="run", emit=emit)
-        config = self._config(kind, str(train), [str(more)] if further else [])
+        config = self._config(kind, str(train), [str(more)] if further is not None else [], pairs=texts.are_pairs)
         run = self._run(config, folder)
         run = replace(run, path=run.path.absolute())  # so that the model is found after a change of the working directory
         self.run_, self._scratch = run, scratch
@@ -166,6 +195,14 @@ class CramEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn i
         """Return the fitted model. Raises NotFittedError before `fit`."""
         check_is_fitted(self, "run_")
         return self._predictor or self._open()
+
+    def _checked(self, X: Any) -> Texts:  # noqa: N803 - scikit-learn's name
+        """Return `checked_texts` of X. Raises InvalidInput also if it has pairs and `fit` had single texts, or the other way round."""
+        texts, pairs = checked_texts(X, "X"), self._model().trained_on_pairs
+        if pairs is not None and texts.are_pairs != pairs:
+            given, expected = ("single texts", "pairs: two columns") if pairs else ("pairs", "single texts: one column")
+            raise InvalidInput(f"X holds {given}, and this model was fitted on {expected}")
+        return texts
 
     def save(self, path: str | Path) -> Path:
         """Copy the model to the folder `path` for `cramlm.Predictor.load`, and for transformers if it is an encoder.
@@ -226,15 +263,15 @@ class CramEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn i
     def _inputs(self) -> dict[str, Any]:
         """Return the parameters that affect the model, as plain data."""
         values = {name: _plain(value) for name, value in self.get_params(deep=False).items() if name not in ("out", "store", "verbose")}
-        further = None if self.unlabelled is None else list(map(str, self.unlabelled))
+        further = None if self.unlabelled is None else checked_texts(self.unlabelled, "unlabelled").plain
         return {**values, "corpus": self._corpus_files(), "unlabelled": further, "settings": _overrides(self.settings)}
 
     def _corpus_files(self) -> list[str]:
         files = [] if self.corpus is None else [self.corpus] if isinstance(self.corpus, str | Path) else self.corpus
         return [str(file) for file in files]
 
-    def _config(self, kind: TaskKind, train: str, unlabelled: list[str]) -> RunConfig:
-        """Return the run config for a training file ("" for a typical one) and files of unlabelled texts.
+    def _config(self, kind: TaskKind, train: str, unlabelled: list[str], *, pairs: bool) -> RunConfig:
+        """Return the run config for a training file ("" for a typical one) and files of unlabelled texts. pairs: of the form of the texts.
 
         Raises:
             UsageError: if a setting does not exist, is out of range, or is not for the kind of task.
@@ -246,6 +283,7 @@ class CramEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn i
         arguments = {name: inputs[name] for name in ("corpus", "init", "budget", "seed", "dev_fraction")} | {"train": train}
         arguments |= {"unlabelled": unlabelled} if unlabelled else {}
         arguments |= {} if kind == "classification" else {"kind": kind}
+        arguments |= {"text_pair_column": _PAIR} if pairs else {}
         overrides = inputs["settings"]
         data = recipe_data(self.recipe or ("tlm" if inputs["corpus"] else "labels-only"), arguments, overrides)
         config = load_config(apply_overrides(data, overrides), origin=type(self).__name__)
@@ -270,7 +308,7 @@ class CramClassifier(ClassifierMixin, CramEstimator):  # type: ignore[misc]
     by the form of y, several.
 
     corpus: files, folders or globs of raw text, one or several; None trains on the labels alone.
-    unlabelled: further texts of the task (n,), whose labels are unknown; used with a corpus (docs/guides/unlabelled.md).
+    unlabelled: further texts of the task, as X in `fit`, whose labels are unknown; used with a corpus (docs/guides/unlabelled.md).
     recipe: a name of `cramlm.recipes.RECIPES`; None is tlm with a corpus, labels-only without. A recipe without retrieval ignores `corpus`.
     init: folder of pretrained weights, for recipes that can start from one.
     budget: wall-clock time of one fit, like "10m"; 5 folds take it 5 times.
@@ -284,8 +322,9 @@ class CramClassifier(ClassifierMixin, CramEstimator):  # type: ignore[misc]
     """
 
     def fit(self, X: Any, y: Any) -> Self:  # noqa: N803 - scikit-learn's name
-        """Train on texts (n,) and labels of any sortable type: one for each text, (n,), or a list of them for each text; or a matrix of 0
-        and 1, (n, classes), dense or sparse. Lists that NumPy reads as such a matrix are one, as elsewhere in scikit-learn.
+        """Train on texts (n,), or pairs of texts (n, 2), and labels of any sortable type: one for each text, (n,), or a list of them for
+        each text; or a matrix of 0 and 1, (n, classes), dense or sparse. Lists that NumPy reads as such a matrix are one, as elsewhere in
+        scikit-learn.
 
         Raises:
             InvalidInput, InvalidParameter: (ValueErrors) for different lengths, a missing or blank text, labels that are not classes, too
@@ -298,17 +337,17 @@ class CramClassifier(ClassifierMixin, CramEstimator):  # type: ignore[misc]
             labels: list[Any]
             match target_type:
                 case "multiclass":
-                    classes, codes = checked_labels(y, len(texts))
+                    classes, codes = checked_labels(y, len(texts.first))
                     names = _names(classes)
                     labels = [names[code] for code in codes]
                 case "multilabel-indicator":
                     matrix = _dense(y)
-                    _check_lengths(len(texts), len(matrix))
+                    _check_lengths(len(texts.first), len(matrix))
                     classes = np.arange(matrix.shape[1])
                     names = _names(classes)
                     labels = [[names[column] for column in np.flatnonzero(row)] for row in matrix]
                 case "multilabel-sequences":
-                    classes, labels = checked_label_lists(y, len(texts))
+                    classes, labels = checked_label_lists(y, len(texts.first))
                 case _:
                     assert_never(target_type)
             if kind == "multi-label":
@@ -322,7 +361,7 @@ class CramClassifier(ClassifierMixin, CramEstimator):  # type: ignore[misc]
         least 0.5: an integer matrix (n, classes), or tuples in an object array (n,), as y was in `fit`.
 
         Raises:
-            NotFittedError: before `fit`. InvalidInput: if a text is not a string.
+            NotFittedError: before `fit`. InvalidInput: if a text is not a string, or X has pairs and `fit` had not, or the other way round.
         """
         probabilities = self.predict_proba(X)
         predictions: npt.NDArray[Any]
@@ -345,7 +384,8 @@ class CramClassifier(ClassifierMixin, CramEstimator):  # type: ignore[misc]
         model = self._model()
         column_of = {name: column for column, name in enumerate(model.labels)}
         columns = [column_of.get(name, -1) for name in _names(self.classes_)]
-        probabilities = model.probabilities(checked_texts(X, "X"))
+        texts = self._checked(X)
+        probabilities = model.probabilities(texts.first, texts.second)
         return np.where(np.array(columns) >= 0, probabilities[:, columns], np.float32(0))
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:  # noqa: N803
@@ -373,7 +413,8 @@ class CramClassifier(ClassifierMixin, CramEstimator):  # type: ignore[misc]
         model = self._model()
         check_threshold(below)
         calibrated = model.calibrated()
-        probabilities = model.probabilities(checked_texts(X, "X"))
+        texts = self._checked(X)
+        probabilities = model.probabilities(texts.first, texts.second)
         confidences = calibrated.of(probabilities)
         names = dict(zip(_names(self.classes_), self.classes_.tolist(), strict=True))
         labels = np.array([names[model.labels[index]] for index in probabilities.argmax(axis=1)], dtype=object)
@@ -398,7 +439,7 @@ class CramRegressor(RegressorMixin, CramEstimator):  # type: ignore[misc]
     """A regression of a number for each text; parameters and `run_` as in `CramClassifier`. Recipes for single labels only are refused."""
 
     def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
-        """Train on texts (n,) and finite numbers (n,).
+        """Train on texts (n,), or pairs of texts (n, 2), and finite numbers (n,).
 
         Raises:
             InvalidInput, InvalidParameter: (ValueErrors) for different lengths, a missing or blank text, a missing number, equal numbers,
@@ -406,7 +447,7 @@ class CramRegressor(RegressorMixin, CramEstimator):  # type: ignore[misc]
         """
         with _errors_in_parameters():
             texts = checked_training_texts(X)
-            numbers = checked_numbers(y, len(texts))
+            numbers = checked_numbers(y, len(texts.first))
             RULES["regression"].check([format_number(number) for number in numbers], "y")
             self._train(texts, "regression", numbers)
         return self
@@ -415,46 +456,58 @@ class CramRegressor(RegressorMixin, CramEstimator):  # type: ignore[misc]
         """Return the number of each text in the unit of y, (n,).
 
         Raises:
-            NotFittedError: before `fit`. InvalidInput: if a text is not a string.
+            NotFittedError: before `fit`. InvalidInput: as of `CramClassifier.predict`.
         """
-        model = self._model()
-        return model.outputs(checked_texts(X, "X"), None)[:, 0].astype(np.float64)
+        texts = self._checked(X)
+        return self._model().outputs(texts.first, texts.second)[:, 0].astype(np.float64)
 
 
-def checked_texts(values: Any, name: str) -> list[str]:
-    """Return a list of texts from a list, a NumPy array, or a column of a pandas or polars data frame or of a `datasets.Dataset`.
+def checked_texts(values: Any, name: str) -> Texts:
+    """Return texts from a list, a NumPy array, or a column of a pandas or polars data frame or of a `datasets.Dataset`; pairs of texts from
+    an array or a data frame with two columns, or a list of pairs.
 
     Raises:
-        InvalidInput: for a single string, several dimensions, no texts, or a value that is not a string (with its index).
+        InvalidInput: for a single string, other dimensions, no texts, or a value that is not a string (with its index).
     """
     if isinstance(values, str | bytes | Mapping | set | frozenset):
         raise InvalidInput(f"{name} is a {type(values).__name__}; pass a list of strings")
-    if (dimensions := len(getattr(values, "shape", (0,)))) != 1:  # a polars data frame has a shape and no ndim
-        raise InvalidInput(f"{name} has {dimensions} dimensions, expected 1: pass a list of texts or one column of a table")
-    texts = []
-    for index, value in enumerate(values):
-        if not isinstance(value, str):
-            missing = _is_missing(value)
-            what = f"missing ({value})" if missing else f"{type(value).__name__} ({str(value)[:30]!r}), not a text"
-            remedy = "drop it, or fill it" if missing else "pass one column of the table" if isinstance(value, Mapping) else "convert it"
-            raise InvalidInput(f"{name}[{index}] is {what}; {remedy}")
-        _refuse_surrogates(value, f"{name}[{index}]")
-        texts.append(str(value))
-    if not texts:
+    shape: tuple[int, ...] = getattr(values, "shape", (0,))  # a polars data frame has a shape and no ndim
+    if len(shape) > 2 or (len(shape) == 2 and shape[1] != 2):
+        what = f"{shape[1]} columns" if len(shape) == 2 and shape[1] != 1 else f"{len(shape)} dimensions"
+        raise InvalidInput(f"{name} has {what}: pass a list of texts or one column of a table, or two columns for pairs of texts")
+    rows = list(np.asarray(values, dtype=object) if len(shape) == 2 else values)
+    if not rows:
         raise InvalidInput(f"{name} holds no texts; a minimum of 1 is required")
-    return texts
+    if not isinstance(rows[0], list | tuple | np.ndarray):
+        return Texts([_checked_text(value, f"{name}[{index}]") for index, value in enumerate(rows)])
+    for index, row in enumerate(rows):
+        if not isinstance(row, list | tuple | np.ndarray) or len(row) != 2:
+            raise InvalidInput(f"{name}[{index}] is {brief(row)}, not a pair of texts; write two strings for each")
+    first, second = ([_checked_text(row[side], f"{name}[{index}, {side}]") for index, row in enumerate(rows)] for side in (0, 1))
+    return Texts(first, second)
 
 
-def checked_training_texts(values: Any) -> list[str]:
+def _checked_text(value: Any, name: str) -> str:
+    if not isinstance(value, str):
+        missing = _is_missing(value)
+        what = f"missing ({value})" if missing else f"{type(value).__name__} ({str(value)[:30]!r}), not a text"
+        remedy = "drop it, or fill it" if missing else "pass one column of the table" if isinstance(value, Mapping) else "convert it"
+        raise InvalidInput(f"{name} is {what}; {remedy}")
+    _refuse_surrogates(value, name)
+    return str(value)
+
+
+def checked_training_texts(values: Any) -> Texts:
     """Return `checked_texts` of X.
 
     Raises:
         InvalidInput: as there, and for a blank text.
     """
     texts = checked_texts(values, "X")
-    for index, text in enumerate(texts):
-        if not text.strip():
-            raise InvalidInput(f"X[{index}] is blank; drop it")
+    for side, column in enumerate([texts.first] if texts.second is None else [texts.first, texts.second]):
+        for index, text in enumerate(column):
+            if not text.strip():
+                raise InvalidInput(f"X[{index}{f', {side}' if texts.are_pairs else ''}] is blank; drop it")
     return texts
 
 
@@ -630,10 +683,11 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def _check_dev_split(texts: Sequence[str], kind: TaskKind, labels: Sequence[Any], *, fraction: float, seed: int) -> None:
+def _check_dev_split(texts: Texts, kind: TaskKind, labels: Sequence[Any], *, fraction: float, seed: int) -> None:
     """Raise InvalidInput if no dev set can be split off. labels: JSON values."""
     strata = list(labels) if kind == "classification" else [""] * len(labels)
-    rows = [Example(str(index), text, None, stratum) for index, (text, stratum) in enumerate(zip(texts, strata, strict=True))]
+    pairs: Sequence[str | None] = texts.second or [None] * len(labels)
+    rows = [Example(str(index), *row) for index, row in enumerate(zip(texts.first, pairs, strata, strict=True))]
     try:
         split_dev(rows, fraction=fraction, seed=seed)
     except DataError as error:
