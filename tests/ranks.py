@@ -11,7 +11,8 @@ from pathlib import Path
 
 from cramlm.config.run import DistributedConfig
 from cramlm.errors import CramError
-from cramlm.training.distributed import Ranks, join
+from cramlm.training.distributed import join
+from cramlm.training.ranks import Ranks
 
 
 def free_port() -> int:

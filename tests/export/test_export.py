@@ -16,9 +16,9 @@ import torch
 from cramlm.errors import ArtifactError
 from cramlm.evaluation.metrics import score
 from cramlm.evaluation.prediction import outputs_of, predict_logits
-from cramlm.export import folder as export
 from cramlm.export.folder import publish_encoder
 from cramlm.inference.predictor import Predictor
+from cramlm.model.huggingface import folder as huggingface
 from cramlm.model.huggingface.folder import LoadedModel, load_classifier
 from cramlm.model.model import Model
 from cramlm.model.tokenizer import Tokenizer
@@ -106,7 +106,7 @@ def test_an_export_with_other_logits_is_not_published(
     exported: Callable[..., Artifact], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, head: str
 ) -> None:
     name, folder, size = {"classifier": ("save_classifier", "export", "1.0e-02"), "mlm_head": ("save_mlm", "export/mlm", "")}[head]
-    save = getattr(export, name)
+    save = getattr(huggingface, name)
 
     def damaging(saved: Model, *arguments: Any, **named: Any) -> None:
         """Writes weights that are a little off, as a fault in a converter would."""
@@ -119,7 +119,7 @@ def test_an_export_with_other_logits_is_not_published(
             parameter.copy_(kept)
 
     before = exported().fingerprint
-    monkeypatch.setattr(export, name, damaging)
+    monkeypatch.setattr(huggingface, name, damaging)
     with pytest.raises(ArtifactError, match=f"^{re.escape(str(tmp_path / folder))}: .* logits differ by {size}"):
         exported(key={**KEY, "model": "def"})
     assert artifacts.open_artifact(tmp_path / "export", kind="export").fingerprint == before

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from commands import cramlm, error_line, succeed
+from commands import cramlm, error_line, imported_by, succeed
 from cramlm import recipes
 from cramlm.config.run import apply_overrides, load_config
 from cramlm.errors import ArtifactError
@@ -71,6 +71,15 @@ for run in map(Path, sys.argv[2:]):
     assert "library_name: cramlm" in model_card(json.loads((run / "export/provenance.json").read_bytes()))
 print(sorted({"torch", "transformers"} & set(sys.modules)))
 """
+
+
+def test_a_fit_of_a_linear_recipe_does_not_load_torch(linear_runs: Path, tmp_path: Path) -> None:
+    places = (("--out", tmp_path / name, "--store", tmp_path / "store") for name in LINEAR)
+    fits = [("fit", "--config", linear_runs / name / "run.toml", *place) for name, place in zip(LINEAR, places, strict=True)]
+    assert imported_by((fits, ["torch", "transformers"])) == [[]]
+    for name in LINEAR:
+        weights = [folder / name / "export" / "linear.safetensors" for folder in (linear_runs, tmp_path)]
+        assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
 def test_neither_the_commands_nor_python_nor_the_server_load_torch_or_need_its_address_space(linear_runs: Path) -> None:

@@ -22,8 +22,7 @@ from cramlm.config.run import PhaseConfig
 from cramlm.errors import ArtifactError, DataError
 from cramlm.model.model import Model
 from cramlm.records import Event
-from cramlm.training.distributed import ALONE, Ranks, Stop
-from cramlm.training.loop import never
+from cramlm.training.ranks import ALONE, Ranks, Stop, never
 from cramlm.training.sequences import shard
 from ranks import error_messages, exit_codes, start_ranks
 

@@ -12,6 +12,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -138,11 +139,16 @@ def fit(
     resolved = resolve_run(recipe, config, set_, task={**task, "train": "" if several and train else train}, **options)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a lost rank is reported in one line, gloo's own report has fifty
     from cramlm.pipeline.context import Process
-    from cramlm.pipeline.run import run  # after the config is validated: imports torch
+    from cramlm.pipeline.run import run  # after the config is validated: imports SciPy
     from cramlm.records import Event
-    from cramlm.training.distributed import join
+    from cramlm.training.ranks import ALONE, Ranks
 
-    with stop_on_signals() as stop, join(resolved.distributed, device=resolved.device) as ranks:
+    joined: AbstractContextManager[Ranks] = nullcontext(ALONE)
+    if several:
+        from cramlm.training.distributed import join
+
+        joined = join(resolved.distributed, device=resolved.device)
+    with stop_on_signals() as stop, joined as ranks:
         if ranks.index > 0:
             run(resolved, process=Process(stop, _STARTED, ranks))
             return

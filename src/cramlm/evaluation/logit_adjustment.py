@@ -18,6 +18,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from cramlm.config.run import RunConfig
 from cramlm.evaluation.kinds import KINDS, DevScorer
 from cramlm.records import FloatArray, Task
 
@@ -51,6 +52,11 @@ def logit_adjustments(task: Task, taus: Sequence[float] = TAUS) -> dict[float, F
         return {0.0: np.zeros(len(task.labels), dtype=np.float32)}
     negative_log_prior = kind.negative_log_prior([str(example.label) for example in task.train], task.labels)
     return {tau: (tau * negative_log_prior).astype(np.float32) for tau in taus}
+
+
+def adjusts_logits(config: RunConfig) -> bool:
+    """Return True if a logit adjustment is chosen on dev."""
+    return config.logit_adjustment == "dev" and KINDS[config.task.kind].has_prior
 
 
 def choose_adjustment(logits: FloatArray, task: Task, *, metric: str, taus: Sequence[float] = TAUS) -> Adjustment:

@@ -9,18 +9,22 @@ sequence. In fp32 on a CPU batches are small enough for its cache, and have next
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from cramlm.errors import DivergedError
 from cramlm.evaluation.kinds import KINDS, AnyScores, gold_labels
-from cramlm.model.model import Model, PackedBatch, Precision, autocast
 from cramlm.model.prompts import Prompt, read_texts
 from cramlm.model.tokenizer import Tokenizer, Tokens
 from cramlm.records import Example, FloatArray, IntArray, Scale, TaskKind
 from cramlm.storage.arrays import offsets_of
 from cramlm.training.sequences import pack_by_length
+
+if TYPE_CHECKING:
+    import torch
+
+    from cramlm.model.model import Model, PackedBatch, Precision
 
 BATCH_TOKENS = 8192
 CACHED_TOKENS = 2048  # of a batch in fp32 on a CPU: with 8,192, elementwise operations on a token take twice as long (docs/log.md)
@@ -121,6 +125,10 @@ def _of_sequences(
     batch_tokens: int,
 ) -> FloatArray:
     """What `head` makes of the hidden states, float32 (sequences, width), in the given order."""
+    import torch  # here: linear models use this module without it
+
+    from cramlm.model.model import PackedBatch, autocast
+
     device, padding = model.device, None
     if precision == "fp32" and device.type == "cpu":
         batch_tokens, padding = min(batch_tokens, CACHED_TOKENS), CACHED_PADDING

@@ -206,7 +206,7 @@ def run_cell(task: dict[str, Any], emit: Emit, *, stop: Callable[[], int | None]
     """
     from cramlm.pipeline.context import Process, shared_stages
     from cramlm.pipeline.run import run
-    from cramlm.training.loop import never
+    from cramlm.training.ranks import never
 
     folder = Path(task["folder"])
     try:

@@ -24,23 +24,24 @@ import json
 import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
-import torch
 
 from cramlm.errors import ArtifactError, counted, size
 from cramlm.evaluation.confidence import ConfidenceFile
 from cramlm.evaluation.prediction import predict_logits, sequences_of_texts
 from cramlm.export.card import model_card
 from cramlm.linear.model import LinearModel
-from cramlm.model.huggingface.folder import LoadedModel, load_classifier, load_mlm, save_classifier, save_mlm, save_prompted
-from cramlm.model.model import Model, PackedBatch
 from cramlm.model.prompts import prompt_json
 from cramlm.model.tokenizer import Tokens
 from cramlm.records import Emit, Event, FloatArray, silent
 from cramlm.storage.artifacts import Artifact, stage
 from cramlm.training.sequences import pack
+
+if TYPE_CHECKING:
+    from cramlm.model.huggingface.folder import LoadedModel
+    from cramlm.model.model import Model
 
 KIND: Final = "export"
 CODE_FORMAT: Final = 5  # raise it when the same model would give another folder
@@ -79,6 +80,8 @@ def publish_encoder(
         ArtifactError: if the loaded folder gives other logits than the model (nothing is published); or if `out` holds something damaged
             or foreign.
     """
+    from cramlm.model.huggingface.folder import save_classifier, save_mlm, save_prompted  # here, as below: imports torch
+
     model, tokenizer, labels = loaded.model, loaded.tokenizer, loaded.labels
     mlm = mlm and model.prompt is None
 
@@ -165,6 +168,8 @@ def _check(folder: Path, out: Path, exported: LoadedModel, *, mlm: bool, probes:
     Raises:
         ArtifactError: if the difference is above `LARGEST_DIFFERENCE`, or labels, max_length or tokens differ.
     """
+    from cramlm.model.huggingface.folder import load_classifier, load_mlm
+
     model, tokenizer, max_length = exported.model, exported.tokenizer, exported.max_length
     device = next(model.parameters()).device
     loaded = load_classifier(folder)
@@ -194,6 +199,10 @@ def _check(folder: Path, out: Path, exported: LoadedModel, *, mlm: bool, probes:
 
 def _vocabulary_logits(model: Model, sequences: Tokens, *, pad_id: int) -> FloatArray:
     """Logits at the first positions of the first sequences, fp32 (positions, vocabulary)."""
+    import torch
+
+    from cramlm.model.model import PackedBatch
+
     first = [sequences[index] for index in range(min(len(sequences), MOST_PROBES))]
     nothing = np.full(len(first), -1, dtype=np.int64)
     longest = max(map(len, first))

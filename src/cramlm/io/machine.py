@@ -1,4 +1,4 @@
-"""What a process may use of this machine: the number of its cores, and its memory on Linux.
+"""This machine: the number of cores that a process may use, its memory on Linux, a description.
 
 Imports little, because every command reads the number of cores when it starts.
 """
@@ -6,13 +6,17 @@ Imports little, because every command reads the number of cores when it starts.
 from __future__ import annotations
 
 import gc
+import importlib.metadata
 import math
 import os
+import platform
 import resource
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
+
+from cramlm.errors import counted
 
 _STATUS: Final = Path("/proc/self/status")
 
@@ -114,3 +118,26 @@ def _field(name: str) -> int | None:
     except (OSError, StopIteration):
         return None
     return int(line.split()[1]) * 1024
+
+
+def describe_machine() -> str:
+    """Describe this machine in one line of a log: processor, cores, memory, system; unknown parts are left out."""
+    parts = [_processor(), counted(os.cpu_count() or 1, "core"), _installed_memory()]
+    torch = importlib.metadata.version("torch")
+    parts.append(f"{platform.system()} {platform.machine()}, Python {platform.python_version()}, torch {torch}")
+    return ", ".join(part for part in parts if part)
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8", errors="replace").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((" ".join(line.partition(":")[2].split()) for line in lines if line.startswith("model name")), platform.processor())
+
+
+def _installed_memory() -> str:
+    try:
+        return f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 1e9:.0f} GB"
+    except (OSError, ValueError):
+        return ""

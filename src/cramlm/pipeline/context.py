@@ -15,27 +15,27 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from cramlm.config.base import Budget
 from cramlm.config.run import PhaseConfig, RetrieverConfig, RunConfig
 from cramlm.errors import EnvironmentFault
-from cramlm.io.machine import available_cores
+from cramlm.io.machine import available_cores, describe_machine
 from cramlm.model.huggingface.pretrained import Pretrained
-from cramlm.model.model import Precision
 from cramlm.model.prompts import Prompt
 from cramlm.model.tokenizer import SpanArray, Tokenizer, Tokens
 from cramlm.planning.budget import Speed
-from cramlm.planning.speed import describe_machine
 from cramlm.records import Emit, Event, FloatArray, Task, silent
 from cramlm.retrieval.selection import SelectionTable
 from cramlm.storage import artifacts
 from cramlm.storage.artifacts import Artifact, StagePool, borrowed_seconds, pooled
 from cramlm.storage.locks import environment_faults, limit_in_environment, make_folder
-from cramlm.training.distributed import ALONE, Ranks
-from cramlm.training.loop import never
+from cramlm.training.ranks import ALONE, Ranks, never
+
+if TYPE_CHECKING:
+    from cramlm.model.model import Precision
 
 UNLABELLED_WEIGHT: Final = 3.0
 """Sampling weight of an unlabelled text of the task; that of a retrieved passage is 1 on average (docs/log.md)."""

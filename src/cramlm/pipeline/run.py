@@ -3,7 +3,8 @@
     task -> baseline -> plan -> corpus -> index -> selection -> tokenizer -> tokens -> prompt -> embedding -> bayes -> word vectors
     -> static -> schedule -> teacher -> phases -> logit adjustment -> evaluation -> export -> report
 
-A linear model (`config.model`) skips the stages that only an encoder needs.
+A linear model (`config.model`) skips the stages that only an encoder needs; what imports torch is imported where it is used, since a run of
+a linear model needs none.
 
 Every stage publishes a folder under a key of its inputs and settings (context.py, storage/artifacts.py). The same call again continues an
 interrupted run, keeps what is up to date, and names the setting that makes a stage run again. Corpus and index are in the store, shared
@@ -21,7 +22,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from threadpoolctl import threadpool_limits
 
 from cramlm.config.base import Budget, parse_budget
@@ -29,22 +29,17 @@ from cramlm.config.run import RunConfig, load_config
 from cramlm.data.decontamination import without_overlap
 from cramlm.data.task import read_task
 from cramlm.errors import CramError, Stopped
-from cramlm.io.machine import available_cores, trim_memory
+from cramlm.io.machine import available_cores, describe_machine, trim_memory
 from cramlm.model.huggingface.pretrained import start_from
-from cramlm.model.model import resolve_device
 from cramlm.pipeline import trackers
 from cramlm.pipeline.context import Clock, Process, RunContext, shared_stages
 from cramlm.pipeline.run_folder import EventLog, Recorder, folder_for, read_record, refuse_other_folder, refuse_other_task
-from cramlm.pipeline.stages import evaluate, linear, text, train
-from cramlm.pipeline.stages.teacher import teach_by_linear_models
-from cramlm.planning.plan import plan as plan_stage
-from cramlm.planning.plan import refuse_small_budget, schedule
-from cramlm.planning.speed import describe_machine, restored_threads
+from cramlm.pipeline.stages import evaluate, linear, text
 from cramlm.records import Emit, Event, silent
 from cramlm.reporting.page import refresh_report
 from cramlm.storage.artifacts import Artifact, StaleStage, checking, confirming, default_store
 from cramlm.storage.locks import lock
-from cramlm.training.distributed import Ranks
+from cramlm.training.ranks import Ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,20 +79,21 @@ def run(
     began = time.monotonic() if process.began is None else process.began
     ranks, stop = process.ranks, process.ranks.watch(process.stop)
     if ranks.index > 0:
-        with restored_threads():
-            result = train.follow(ranks, device=resolve_device(config.device), stop=stop)
+        result = _follow(config, ranks, stop)
         return Run(Path(result["folder"]), load_config(result["config"]), result["scores"])
     ranks.lead()
     log = EventLog()
     early = _interruptible(log.around(emit), stop)
     config, pretrained = start_from(config)
     if config.model == "encoder":
+        from cramlm.model.model import resolve_device
+
         resolve_device(config.device)  # refuses a device that is not there before anything is written
     if out is not None:
         refuse_other_folder(Path(out))
     task = without_overlap(read_task(config.task, seed=config.seed, emit=early), emit=early)
     folder = folder_for(config, task, emit=early) if out is None else Path(out)
-    with lock(folder / "run"), restored_threads():
+    with lock(folder / "run"):
         if not overwrite:
             refuse_other_task(folder, config, task)
         with _traceback_to(folder / "error.log"), trackers.follow(track, folder, config, emit) as tracked:
@@ -112,7 +108,8 @@ def run(
             refresh_report(folder, emit=emit)
     trim_memory()
     scores = json.loads((evaluation.path / "scores.json").read_bytes())
-    train.dismiss(ranks, {"folder": str(folder), "config": config.model_dump(mode="json"), "scores": scores})
+    # Ends `train.follow` on the other ranks.
+    ranks.on_leader(lambda: {"result": {"folder": str(folder), "config": config.model_dump(mode="json"), "scores": scores}})
     return Run(folder, config, scores)
 
 
@@ -135,7 +132,7 @@ def unfinished(config: RunConfig, *, out: Path, store: str | Path | None = None,
         refuse_other_task(out, config, task)
     clock = Clock(time.monotonic(), Budget() if config.budget is None else parse_budget(config.budget))
     try:
-        with lock(out / "run"), restored_threads(), checking():
+        with lock(out / "run"), checking():
             if (record := read_record(out)) is None or not record.finished:
                 return "stopped before its end"
             _run_stages(RunContext(config, task, out, _store(store), clock, pretrained=pretrained))
@@ -151,15 +148,29 @@ def _run_stages(run: RunContext) -> tuple[RunConfig, Artifact]:
     text.report_task(run)
     config = run.config
     if config.model == "encoder":
+        from cramlm.planning.plan import refuse_small_budget
+
         refuse_small_budget(run)
     scored = config.baseline.enabled
     with threadpool_limits(limits=config.threads or available_cores(), user_api="blas"):
         baseline = linear.fit_baseline(run) if scored or "tfidf" in config.teaching else None
-        return (run.config, _run_linear(run, baseline)) if run.config.model != "encoder" else _run_encoder(run, baseline)
+        if config.model != "encoder":
+            return config, _run_linear(run, baseline)
+        from cramlm.planning.speed import restored_threads
+
+        with restored_threads():
+            return _run_encoder(run, baseline)
 
 
 def _run_encoder(run: RunContext, baseline: Artifact | None) -> tuple[RunConfig, Artifact]:
     """Build the stages of an encoder; return the config with its final phases, and the evaluation."""
+    import torch
+
+    from cramlm.pipeline.stages import train
+    from cramlm.pipeline.stages.teacher import teach_by_linear_models
+    from cramlm.planning.plan import plan as plan_stage
+    from cramlm.planning.plan import schedule
+
     config = run.config
     plan = plan_stage(run)
     torch.set_num_threads(plan.threads)
@@ -184,6 +195,16 @@ def _run_encoder(run: RunContext, baseline: Artifact | None) -> tuple[RunConfig,
     evaluation = evaluate.evaluate_encoder(run, plan, trained, texts.tokenizer, scored_models)
     evaluate.export_encoder(run, plan, trained, texts, corpus, evaluation, scored_models)
     return config.model_copy(update={"phases": trained.phases}), evaluation
+
+
+def _follow(config: RunConfig, ranks: Ranks, stop: Callable[[], int | None]) -> dict[str, Any]:
+    """Train with rank 0 until it has finished the run; return its result."""
+    from cramlm.model.model import resolve_device
+    from cramlm.pipeline.stages import train
+    from cramlm.planning.speed import restored_threads
+
+    with restored_threads():
+        return train.follow(ranks, device=resolve_device(config.device), stop=stop)
 
 
 def _run_linear(run: RunContext, baseline: Artifact | None) -> Artifact:

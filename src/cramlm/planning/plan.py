@@ -26,7 +26,7 @@ from cramlm.config.run import PhaseConfig, RunConfig
 from cramlm.data.task import read_task, task_fingerprint
 from cramlm.errors import EnvironmentFault, UsageError, counted, size
 from cramlm.evaluation.prediction import sequences_of
-from cramlm.io.machine import available_cores, available_memory, peak_memory, resident_memory
+from cramlm.io.machine import available_cores, available_memory, describe_machine, peak_memory, resident_memory
 from cramlm.io.paths import stamp_inputs
 from cramlm.model.huggingface.pretrained import start_from
 from cramlm.model.model import ModelSpec, Precision, describe_device, empty_model, resolve_device, resolve_precision
@@ -51,7 +51,6 @@ from cramlm.planning.speed import (
     TrainingSetup,
     count_flops,
     count_step,
-    describe_machine,
     estimate,
     least_step_memory,
     measure,
@@ -150,6 +149,7 @@ def _measure_or_read(run: RunContext, precision: Precision) -> Machine:
         run.emit(Event("start", "plan", how))
         return measure_machine(config, limit, precision)
     key = {"format": _MEASUREMENT_FORMAT, "machine": describe_machine(), "precision": precision}
+    key |= {"device": describe_device(resolve_device(config.device))}
     key |= {"config": config.model_dump(mode="json", include=_MEASURED), "cores": available_cores()}
     key |= {"phases": [phase.model_dump(mode="json") for phase in _phase_of_each_kind(config.phases)]}
     path = run.store / "speeds" / f"{hash_json(key)[:16]}.json"

@@ -11,20 +11,16 @@ from its first step on (compiled kernels, libraries) is not part of it.
 
 from __future__ import annotations
 
-import os
-import platform
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 import numpy as np
 import torch
 
 from cramlm.config.run import EncoderConfig, HeadConfig, PhaseConfig
-from cramlm.errors import counted
 from cramlm.io.machine import peak_memory, reset_peak_memory, resident_memory, trim_memory
 from cramlm.model.model import CPU, Model, ModelSpec, Precision, build_model, empty_model
 from cramlm.records import IntArray
@@ -278,27 +274,3 @@ def random_pool(phase: PhaseConfig, special: SpecialIds, origin: str, lengths: I
     uniform = rng.random(len(ids), dtype=np.float32)
     labels, token_labels = rng.integers(0, _LABELS, size=len(lengths)), np.uint8(1) + (uniform < 0.2)
     return TokenPool(ids, offsets, labels, begins=uniform < 0.7, token_labels=token_labels, scores=uniform - np.float32(0.5))
-
-
-def describe_machine() -> str:
-    """Describe this machine in one line of a log: processor, cores, memory, accelerator, system; unknown parts are left out."""
-    parts = [_processor(), counted(os.cpu_count() or 1, "core"), _installed_memory()]
-    if torch.cuda.is_available():
-        parts.append(torch.cuda.get_device_name(0))
-    parts.append(f"{platform.system()} {platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}")
-    return ", ".join(part for part in parts if part)
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text("utf-8", errors="replace").splitlines()
-    except OSError:
-        return platform.processor()
-    return next((" ".join(line.partition(":")[2].split()) for line in lines if line.startswith("model name")), platform.processor())
-
-
-def _installed_memory() -> str:
-    try:
-        return f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 1e9:.0f} GB"
-    except (OSError, ValueError):
-        return ""

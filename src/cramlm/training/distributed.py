@@ -8,7 +8,7 @@ All ranks run the same training loop and make the same calls of `Ranks` in the s
     sum_                 tensors are summed over the ranks, in place                 gradients, losses
     largest_exit_code    the largest exit code of any rank, or None                  signals
 
-`ALONE` is the same interface for one process, where each call returns its argument.
+`ranks.ALONE` is the same interface for one process, where each call returns its argument.
 
 While rank 0 works alone, a thread of it broadcasts a heartbeat every second, which resets the timeout of the ranks that wait. A rank that
 is killed breaks the connections of the others; a rank that is stopped or late makes them time out (`distributed.timeout`). Either way
@@ -37,53 +37,13 @@ from cramlm.config.run import DistributedConfig
 from cramlm.errors import CramError, DivergedError, EnvironmentFault, RankLost, Stopped, UsageError
 from cramlm.model.model import resolve_device
 from cramlm.training.objective import Losses
+from cramlm.training.ranks import ALONE, Ranks, Stop
 
-Stop = Callable[[], int | None]
 _Result = TypeVar("_Result")
 
 _HEARTBEAT_SECONDS: Final = 1.0
 _WORKING, _DONE, _FAILED = range(3)  # states of rank 0, broadcast to the waiting ranks
 _AGAIN: Final = "what was trained since the last checkpoint is lost; run the same command again to continue"
-
-
-class Ranks:
-    """The processes of one training; this class is that of one process. All ranks make the same calls in the same order.
-
-    index: of this process; 0 leads. local_count: ranks on this machine. settings: those of the ranks that the bits of a training depend on.
-
-    Raises (each of the methods):
-        RankLost: if a rank is gone or does not respond.
-    """
-
-    index, count, local_count = 0, 1, 1
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        return {}
-
-    def lead(self) -> None:
-        pass
-
-    def on_leader(self, work: Callable[[], _Result]) -> _Result:
-        return work()
-
-    def broadcast(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return dict(tensors)
-
-    def sum_(self, tensors: Sequence[Tensor]) -> None:
-        pass
-
-    def largest_exit_code(self, code: int | None) -> int | None:
-        return code
-
-    def check_equal(self, tensors: Iterable[Tensor]) -> None:
-        pass
-
-    def watch(self, stop: Stop) -> Stop:
-        return stop
-
-
-ALONE = Ranks()
 
 
 @contextlib.contextmanager

@@ -33,9 +33,10 @@ from cramlm.model.model import Model, Precision
 from cramlm.records import Batch, Emit, Event, silent
 from cramlm.training.batching import Batches, torch_seed
 from cramlm.training.checkpoints import Checkpoint, Progress, checkpoint_path, load_newest, restore_weights, save_checkpoint
-from cramlm.training.distributed import ALONE, Ranks, Stop, sum_losses
+from cramlm.training.distributed import sum_losses
 from cramlm.training.objective import Losses, count_parameters, executed_flops, gradients, in_parts, objective_of, paper_flops
 from cramlm.training.optimizers import build_optimizer, learning_rate_factor
+from cramlm.training.ranks import ALONE, Ranks, Stop, never
 from cramlm.training.sequences import shard
 
 _TIMES: Final = 10  # dev evaluations and checkpoints in a phase, unless it sets them
@@ -47,11 +48,6 @@ _SPIKE_DECAY: Final = 0.98
 
 Evaluate: TypeAlias = Callable[[Model, int], Mapping[str, float]]
 """Model and steps done -> scores on dev, by name."""
-
-
-def never() -> int | None:
-    """A `stop` for callers without signals."""
-    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,19 +20,21 @@ from cramlm.evaluation.combination import COMBINATION_FILE, ENCODER, Combination
 from cramlm.evaluation.comparison import compare_on_dev
 from cramlm.evaluation.confidence import ConfidenceFile, fit_confidence
 from cramlm.evaluation.kinds import KINDS, METRIC_NAMES, DevScorer, format_metric, main_metric, score_test
-from cramlm.evaluation.logit_adjustment import choose_adjustment
+from cramlm.evaluation.logit_adjustment import adjusts_logits, choose_adjustment
 from cramlm.evaluation.prediction import example_logits, outputs_of
 from cramlm.export.folder import publish_encoder, publish_linear
 from cramlm.inference.linear import CombinedModels, LinearPredictor
 from cramlm.linear.model import LinearModel
-from cramlm.model.huggingface.folder import LoadedModel
+from cramlm.model.huggingface.pretrained import Pretrained
 from cramlm.model.tokenizer import Tokenizer
 from cramlm.pipeline.context import EncodedTexts, RunContext, RunPlan, SelectedPassages, Stage, write_json
 from cramlm.pipeline.stages.linear import DEV_PREDICTIONS, FIT_FACTS, FIT_FILE
-from cramlm.pipeline.stages.train import Trained, adjusts_logits, describe_pretrained
 from cramlm.records import COMBINED, Event, Example, FloatArray, IntArray, Task
 from cramlm.storage.arrays import read_array
 from cramlm.storage.artifacts import Artifact, hash_json
+
+if TYPE_CHECKING:
+    from cramlm.pipeline.stages.train import Trained
 
 Outputs: TypeAlias = Mapping[str, FloatArray]
 """Of a model: split -> probabilities (n, labels), or numbers (n, 1)."""
@@ -262,9 +264,11 @@ def export_encoder(
     linear_models: Mapping[str, Artifact],
 ) -> Artifact:
     """Publish the Hugging Face folder with the combination beside the encoder, model card and provenance."""
+    from cramlm.model.huggingface.folder import LoadedModel  # here: imports torch
+
     provenance = {
         **_provenance(run, plan.retriever, corpus, text.selection, evaluation),
-        "init": describe_pretrained(run.pretrained),
+        "init": _describe_pretrained(run.pretrained),
         "phases": [dict(phase) for phase in trained.reports],
         "precision": plan.precision,
         "threads": plan.threads,
@@ -287,6 +291,13 @@ def export_encoder(
         beside=[part for part in (combined, ConfidenceFile.load(evaluation.path)) if part is not None],
         emit=run.emit,
     )
+
+
+def _describe_pretrained(pretrained: Pretrained | None) -> dict[str, Any] | None:
+    """Name and file hashes of the folder, for provenance.json."""
+    if pretrained is None:
+        return None
+    return {"name": str(pretrained.folder), "fingerprint": pretrained.fingerprint, "sha256": dict(pretrained.hashes)}
 
 
 def _combined_models(evaluation: Artifact, linear_models: Mapping[str, Artifact]) -> CombinedModels | None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from cramlm.config.head import Slots
-from cramlm.config.retriever import Bm25Config, ElasticsearchConfig, members_of
+from cramlm.config.retriever import Bm25Config, DenseConfig, ElasticsearchConfig, members_of
 from cramlm.config.run import RunConfig
 from cramlm.data.corpus import Corpus, build_corpus
 from cramlm.data.task import save_task, task_fingerprint
@@ -20,7 +19,6 @@ from cramlm.errors import ArtifactError, UsageError
 from cramlm.evaluation.prediction import sequences_of
 from cramlm.model.huggingface.config import more
 from cramlm.model.prompts import PROMPT_FILE, Prompt, choose_words, prompt_json, read_prompt, resolve_prompt
-from cramlm.model.sentences import open_sentence_encoder
 from cramlm.model.tokenizer import TOKENIZER_FILE, UNCUT, Tokenizer, Tokens, train_tokenizer
 from cramlm.pipeline.context import EncodedTexts, RunContext, RunPlan, SelectedPassages, Stage, fingerprint, write_json
 from cramlm.records import Event, Task
@@ -30,6 +28,9 @@ from cramlm.retrieval.retrievers import RetrievalContext
 from cramlm.retrieval.selection import SelectionTable, select_documents
 from cramlm.storage.arrays import map_array, save_array
 from cramlm.storage.locks import damage_named
+
+if TYPE_CHECKING:
+    from cramlm.model.sentences import SentenceEncoder
 
 
 def report_task(run: RunContext) -> None:
@@ -53,7 +54,12 @@ def selection(run: RunContext, plan: RunPlan, corpus: Corpus | None) -> Selected
     out = run.folder / "selection"
     by_words = any(isinstance(member, Bm25Config) for member in members_of(plan.retriever))
     index = build_index(corpus, run.store, emit=run.emit) if by_words else None
-    open_encoder = functools.partial(open_sentence_encoder, device=run.config.device)
+
+    def open_encoder(config: DenseConfig) -> SentenceEncoder:
+        from cramlm.model.sentences import open_sentence_encoder  # here: imports torch, which other retrievers do not need
+
+        return open_sentence_encoder(config, device=run.config.device)
+
     context = RetrievalContext(run.store, run.config.seed, index, plan.threads, open_encoder=open_encoder)
     select_documents(plan.retriever, corpus, run.task, out=out, context=context, emit=run.emit)
     return SelectedPassages(SelectionTable.open(out), tuple(example.whole_text for example in run.task.unlabelled))

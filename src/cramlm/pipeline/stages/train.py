@@ -20,12 +20,10 @@ import torch
 from pydantic import TypeAdapter
 
 from cramlm.config.phase import PhaseConfig, linear_teachers
-from cramlm.config.run import RunConfig
 from cramlm.config.terms import LINEAR_TEACHER, ImportantTokens, Origin
 from cramlm.data.labels import RULES
 from cramlm.data.task import task_fingerprint
-from cramlm.evaluation.kinds import KINDS
-from cramlm.evaluation.logit_adjustment import TAUS, choose_adjustment
+from cramlm.evaluation.logit_adjustment import TAUS, adjusts_logits, choose_adjustment
 from cramlm.evaluation.prediction import example_logits, sequences_of
 from cramlm.linear.teacher import TRAINING_TEXTS_FILE
 from cramlm.model.huggingface.config import more
@@ -43,9 +41,9 @@ from cramlm.storage.arrays import array_bytes, read_array, save_array
 from cramlm.storage.artifacts import Artifact, hash_json, publish_file, verify
 from cramlm.storage.tensors import read_tensors, save_tensors
 from cramlm.training.batching import Batches
-from cramlm.training.distributed import Ranks, Stop
 from cramlm.training.loop import DevEvaluation, TrainingJob, train_phase
 from cramlm.training.masking import SpecialIds
+from cramlm.training.ranks import Ranks, Stop
 from cramlm.training.sequences import TokenPool, with_word_begins
 from cramlm.training.terms.important_tokens import IMPORTANT, UNLABELLED, label_words, score_tokens
 
@@ -340,11 +338,6 @@ def load_weights(model: Model, folder: Path) -> None:
     model.load_state_dict(read_tensors(folder / "model.safetensors"))
 
 
-def adjusts_logits(config: RunConfig) -> bool:
-    """Return True if a logit adjustment is chosen on dev."""
-    return config.logit_adjustment == "dev" and KINDS[config.task.kind].has_prior
-
-
 def _evaluate_on_dev(
     run: RunContext, plan: RunPlan, model: Model, tokenizer: Tokenizer, *, max_length: int, file: Path
 ) -> Mapping[str, float]:
@@ -415,13 +408,6 @@ def report_loaded_weights(
         emit(Event("warning", "init", f"{pretrained.folder} holds no vocabulary head, so {begins} starts with a random one"))
 
 
-def describe_pretrained(pretrained: Pretrained | None) -> dict[str, Any] | None:
-    """Name and file hashes of the folder, for provenance.json."""
-    if pretrained is None:
-        return None
-    return {"name": str(pretrained.folder), "fingerprint": pretrained.fingerprint, "sha256": dict(pretrained.hashes)}
-
-
 @dataclass(frozen=True, slots=True)
 class PhaseJob:
     """A phase to train. number: index of the phase. work: folder of rank 0's checkpoints."""
@@ -457,13 +443,8 @@ def training_together(ranks: Ranks, job: PhaseJob, external: TokenPool | None, t
     ranks.lead()
 
 
-def dismiss(ranks: Ranks, result: Mapping[str, Any]) -> None:
-    """On rank 0, at the end: make `follow` return `result` on the other ranks."""
-    ranks.on_leader(lambda: {"result": dict(result)})
-
-
 def follow(ranks: Ranks, *, device: torch.device, stop: Stop) -> dict[str, Any]:
-    """Join the phases that rank 0 trains until `dismiss`, on a device of this machine, and return its result; reads and writes no file.
+    """Join the phases that rank 0 trains until it sends its result, on a device of this machine, and return that; use no file.
 
     Raises:
         RankLost: if rank 0 is gone. Stopped, DivergedError: as `train_phase`, on all ranks at once.
