@@ -232,7 +232,7 @@ def _unfinished(
         if not (cell.folder / RECORD).is_file():
             reasons[cell.name] = "not started"
             continue
-        from cramlm.pipeline.run import unfinished  # imports torch, which this process needs for nothing else if `jobs` > 1
+        from cramlm.pipeline.run import unfinished  # imports much that this process needs for nothing else if `jobs` > 1
 
         if (code := stop()) is not None:
             raise Stopped("stopped; run the same command again to continue", exit_code=code)
