@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.resources
 import inspect
+import os
 import re
 import warnings
 from pathlib import Path
@@ -35,6 +36,15 @@ def test_the_public_names_are_these_and_each_can_be_imported() -> None:
         assert name in dir(cramlm)
     with pytest.raises(AttributeError, match="has no attribute 'train'; it has CramClassifier"):
         _ = cramlm.train
+
+
+def test_idle_threads_of_openmp_sleep_soon_unless_the_user_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    assert cramlm.Predictor
+    assert os.environ["GOMP_SPINCOUNT"] == "10000"
+    monkeypatch.setenv("GOMP_SPINCOUNT", "5")
+    assert cramlm.Predictor
+    assert os.environ["GOMP_SPINCOUNT"] == "5"
 
 
 @pytest.mark.parametrize("name", PARAMETERS)

@@ -94,6 +94,7 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module("cramlm.recipes")
     if name not in _MODULES:
         raise AttributeError(f"module 'cramlm' has no attribute {name!r}; it has {', '.join(__all__)}")
+    importlib.import_module("cramlm.io.machine").limit_spinning()
     module, attribute = _MODULES[name]
     return getattr(importlib.import_module(module), attribute)
 

@@ -24,7 +24,6 @@ from cramlm.cli import data, experiments, models, runs
 from cramlm.cli.help import MAX_WIDTH, Command, Group
 from cramlm.cli.options import (
     FILES,
-    SPIN_COUNT,
     AssumedTrain,
     BudgetOption,
     ConfigOption,
@@ -56,7 +55,7 @@ from cramlm.cli.process import (
     stop_on_signals,
 )
 from cramlm.errors import CramError
-from cramlm.io.machine import available_cores
+from cramlm.io.machine import available_cores, limit_spinning
 
 _STARTED = time.monotonic()  # a time budget starts with the command, not with the pipeline
 app = typer.Typer(
@@ -85,7 +84,7 @@ def common(
     """Apply the options that come before the command."""
     if debug:
         os.environ["CRAMLM_DEBUG"] = "1"
-    os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
+    limit_spinning()
     if (cores := available_cores()) < (os.cpu_count() or 1):
         os.environ.setdefault("OMP_NUM_THREADS", str(cores))  # otherwise torch and NumPy start a thread for each core of the machine
     collect_cycles_seldom(context.invoked_subcommand)

@@ -367,9 +367,6 @@ PresetOption = Annotated[
         rich_help_panel=METHOD,
     ),
 ]
-SPIN_COUNT = "10000"
-"""Value of GOMP_SPINCOUNT, the number of iterations for which an idle OpenMP thread spins before it sleeps; read when torch is imported.
-With the default, two threads next to another busy process are up to a hundred times slower than one; with this value, at most twice."""
 
 
 def with_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -19,6 +19,9 @@ from typing import Final
 from cramlm.errors import counted
 
 _STATUS: Final = Path("/proc/self/status")
+_SPIN_COUNT: Final = "10000"
+"""Iterations for which an idle OpenMP thread spins before it sleeps. With the default, two threads next to another busy process are up to a
+hundred times slower than one; with this value, at most twice (docs/log.md)."""
 
 
 def available_cores(*, groups: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> int:
@@ -51,6 +54,11 @@ def _quotas(groups: Path, membership: Path) -> Iterator[float]:
                     yield int(quota) / int(period)
             except (OSError, ValueError):  # a group without the controller
                 continue
+
+
+def limit_spinning() -> None:
+    """Let idle threads of OpenMP sleep soon, unless GOMP_SPINCOUNT is set. Has an effect before torch is imported."""
+    os.environ.setdefault("GOMP_SPINCOUNT", _SPIN_COUNT)
 
 
 def resident_memory() -> int | None:
