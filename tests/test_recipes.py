@@ -328,7 +328,7 @@ def test_tlm_plain_is_tlm_without_what_the_paper_does_not_have(tmp_path: Path) -
         assert (full.encoder.embedding_init, full.logit_adjustment) == ("cooccurrence", "dev")
         differing = changes(plain, full)
         assert set(differing) - {"teacher"} == {"encoder", "logit_adjustment", "joint.terms", "finetune.terms"}
-        assert differing["encoder"] == plain.encoder.model_dump() | {"embedding_init": "cooccurrence"}
+        assert differing["encoder"] == plain.encoder.model_dump() | {"embedding_init": "cooccurrence", "layer_init": "context"}
 
 
 def changes(config: RunConfig, control: RunConfig) -> dict[str, Any]:

@@ -83,7 +83,8 @@ def test_data_and_cost_are_in_the_card_if_the_run_has_them() -> None:
         assert absent not in bare.replace("top_k=None", "")
 
 
-FEW = "a linear teacher, distribution alignment, co-occurrence embeddings, label smoothing and logit adjustment"
+LOCAL = "co-occurrence embeddings, layers that start by copying neighbours"
+FEW = f"a linear teacher, distribution alignment, {LOCAL}, label smoothing and logit adjustment"
 
 
 @pytest.mark.parametrize(
@@ -93,7 +94,7 @@ FEW = "a linear teacher, distribution alignment, co-occurrence embeddings, label
             "tlm",
             0,
             [
-                "Training also used a linear teacher, co-occurrence embeddings and logit adjustment.",
+                f"Training also used a linear teacher, {LOCAL} and logit adjustment.",
                 "fitted on the training texts and on the words of the labels' names. The encoder",
                 "for the raw text (phase joint, weight 1) and for the training texts, each held out of its fit (phase finetune, weight 1)",
             ],
@@ -103,7 +104,7 @@ FEW = "a linear teacher, distribution alignment, co-occurrence embeddings, label
         (
             "tlm_plain",
             0,
-            ["no teacher, no co-occurrence embeddings, no label smoothing and no logit adjustment"],
+            ["started from random weights and used no teacher, no label smoothing and no logit adjustment"],
             ["Linear teacher", "Training also used"],
         ),
         ("pet", 0, ["- Pseudo-labels: probabilities that the model of phase finetune predicts for the raw text"], ["inear teacher"]),

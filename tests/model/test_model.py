@@ -1,18 +1,20 @@
 from __future__ import annotations
 
-from typing import get_args
+from typing import Any, get_args
 
 import model_fixtures
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from cramlm.cli.runs import machine_lines
 from cramlm.config.run import EncoderConfig, HeadConfig
 from cramlm.model.model import Model, ModelSpec, Precision, build_model, has_bf16, resolve_precision
 from cramlm.model.operations import Dropout
-from cramlm.model.tokenizer import Tokenizer
+from cramlm.model.tokenizer import Tokenizer, Tokens
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -63,6 +65,58 @@ def test_initial_weights_have_the_configured_standard_deviation() -> None:
     assert parameters["encoder.word_embeddings"].std().item() == pytest.approx(0.05, rel=0.02)
     assert parameters["encoder.layers.0.qkv.weight"].std().item() == pytest.approx(0.05, rel=0.02)
     assert parameters["encoder.layers.1.output.weight"].std().item() == pytest.approx(0.05 / 2, rel=0.02)  # sqrt(2 x 2 layers)
+
+
+def attention(model: Model, ids: Tensor) -> list[list[Tensor]]:
+    """Of each layer and head: probabilities (n, n), as if it read the normalized embeddings of the tokens."""
+    encoder: Any = model.encoder
+    read = encoder.embedding_norm(encoder.word_embeddings[ids])
+    cos, sin = encoder.rotation(torch.arange(len(ids))[None], encoder.rope_theta)
+    probabilities = []
+    for layer in encoder.layers:
+        turned = []
+        for part in layer.qkv(read).view(len(ids), 3, layer.heads, -1).unbind(1)[:2]:
+            first, second = part.chunk(2, dim=-1)
+            turned.append(torch.cat([first * cos[0] - second * sin[0], second * cos[0] + first * sin[0]], dim=-1))
+        scores = torch.einsum("ihd,jhd->hij", *turned) / encoder.head_size**0.5
+        probabilities.append(list(scores.softmax(-1)))
+    return probabilities
+
+
+def test_two_thirds_of_the_heads_start_by_reading_the_tokens_beside_each_token() -> None:
+    config = EncoderConfig(layers=2, hidden=192, heads=6, intermediate=64, layer_init="context")
+    ids = torch.arange(10, 40)
+    for start in ("random", "given"):
+        model = build_model(ModelSpec(config, HeadConfig(), vocab_size=300, labels=3), seed=5)
+        if start == "given":
+            model.set_word_embeddings(np.random.default_rng(1).normal(0, 0.04, (300, 192)).astype(np.float32))
+        with torch.no_grad():
+            for layer in attention(model, ids):
+                for head, offset in zip(layer, (-1, 1, -2, 2), strict=False):
+                    assert float(head.diagonal(offset).mean()) > 0.5, (start, offset)
+                assert all(float(head.max()) < 0.2 for head in layer[4:])
+
+
+def test_a_model_that_starts_from_context_predicts_a_masked_token_from_the_tokens_beside_it() -> None:
+    """Three kinds of tokens with similar embeddings, each masked between two of its own kind."""
+    config = EncoderConfig(layers=2, hidden=96, heads=3, intermediate=64)
+    random = np.random.default_rng(2)
+    kinds = random.normal(0, 0.04, (3, 96))
+    embeddings = (kinds[np.arange(300) % 3] + random.normal(0, 0.02, (300, 96))).astype(np.float32)
+    sequences = [np.array([2, *([kind + 30, kind + 60, 4, kind + 90, kind + 120]), 3], np.uint16) for kind in range(3)]
+    tokens = Tokens(np.concatenate(sequences), np.arange(0, 22, 7), np.arange(3))
+    batch = model_fixtures.packed(tokens, per_row=1, padding=0)
+    masked = (batch.token_ids.flatten() == 4).nonzero().squeeze(1)
+    shares = {}
+    for start in ("random", "context"):
+        spec = ModelSpec(config.model_copy(update={"layer_init": start}), HeadConfig(), vocab_size=300, labels=3)
+        model = build_model(spec, seed=5)
+        model.set_word_embeddings(embeddings)
+        with torch.no_grad():
+            logits = model.mlm_logits(model.hidden(batch), masked)
+        own = logits.softmax(-1).view(3, 100, 3).sum(1)
+        shares[start] = float(own.diagonal().mean())
+    assert shares["random"] < 0.4 < 0.5 < shares["context"]
 
 
 def test_resetting_the_classifier_changes_nothing_else(shape: str) -> None:

@@ -140,12 +140,21 @@ class EncoderConfig(FrozenModel):
         "random", description="initial token embeddings: random, or from token co-occurrence (PPMI and truncated SVD)"
     )
     embedding_std: float = Field(0.04, gt=0, description="standard deviation of embeddings from co-occurrence")
+    layer_init: Literal["random", "context"] = Field(
+        "random",
+        description="modernbert and moe only; context: attention starts by copying the tokens around each token",
+    )
 
     @model_validator(mode="after")
     def _heads_divide_hidden(self) -> EncoderConfig:
         if self.hidden % self.heads or (self.is_modern and (self.hidden // self.heads) % 2):
             raise ValueError(f"hidden {self.hidden} must be a multiple of heads {self.heads}, with an even quotient for rotary positions")
         return self
+
+    @property
+    def starts_from_context(self) -> bool:
+        """True if `layer_init` applies: to rotary positions only."""
+        return self.is_modern and self.layer_init == "context"
 
     @property
     def is_modern(self) -> bool:

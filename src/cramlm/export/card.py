@@ -238,6 +238,10 @@ def _parts(facts: Mapping[str, Any], phases: Sequence[PhaseConfig]) -> list[Part
         parts.append(
             Part("co-occurrence embeddings", "Co-occurrence embeddings: token embeddings start from token co-occurrence (PPMI + SVD).")
         )
+    encoder = config.get("encoder", {})
+    if encoder.get("layer_init") == "context" and encoder.get("shape") in ("modernbert", "moe"):
+        text = "Layers that start by copying neighbours: initial attention adds to each token the embeddings of those around it."
+        parts.append(Part("layers that start by copying neighbours", text))
     smoothed = [(phase, term) for phase in phases for term in phase.terms_of(Classify) if term.label_smoothing]
     if smoothed:
         text = ", ".join(f"{term.label_smoothing:g} (phase {phase.name})" for phase, term in smoothed)

@@ -21,7 +21,8 @@ its mean probability (1 if all are used evenly), averaged over layers and sequen
 over sequences does not depend on how a batch is split over threads and ranks.
 
 Initial weights are a function of (seed, name of the parameter) alone: normal(0, init_std), norms 1, biases 0, and in the modernbert shape
-the matrices that end a residual branch are smaller by sqrt(2 x layers), as in transformers' ModernBert.
+the matrices that end a residual branch are smaller by sqrt(2 x layers), as in transformers' ModernBert. With
+`layer_init = "context"`, `start_from_context` changes some of them.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from __future__ import annotations
 import hashlib
 import math
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal, NamedTuple, TypeAlias, assert_never
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, assert_never
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
@@ -303,3 +304,82 @@ def initialise(name: str, parameter: nn.Parameter, *, seed: int, std: float) -> 
             key = int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:8], "big") >> 1
             generator = torch.Generator().manual_seed(key)
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * std)
+
+
+SHARED_LENGTH: Final = 0.5
+"""Length of the shared component of a token embedding, relative to the rest of the embedding."""
+ROTATED_PAIRS: Final = 6
+"""Rotary pairs of a head, those that turn fastest, whose phases tell neighbouring positions apart."""
+PEAK: Final = 12.0
+"""Attention score of the position that a head starts by reading; six tokens away it is below 4."""
+COPIED: Final = 0.5
+"""What a head adds to a token, relative to what it reads."""
+
+
+def start_from_context(encoder: Encoder, config: EncoderConfig) -> None:
+    """Change initial weights such that the first layers add to each token the embeddings around it, as a continuous bag of words does.
+
+    Two thirds of the heads of every layer read one position: the first head the token before each token, the second the token after it,
+    then two before, two after, and so on. The others read the whole sequence, as attention from random weights does. All copy what they
+    read, each its own part of the width, another one in the next layer. Token embeddings from co-occurrence then predict a masked token
+    from its neighbours before the first step; from random weights, small encoders need hundreds of steps to find them (docs/log.md).
+
+    A head reads one relative position if its queries and keys are constant: rotary positions turn their product into a function of the
+    distance, with its peak where the phases of the query say. They are constant along a direction that all token embeddings share. In the
+    spirit of Trockman and Kolter 2023, "Mimetic Initialization of Self-Attention Layers".
+    """
+    assert isinstance(encoder, ModernBertEncoder), "other shapes have no rotary positions"
+    device = encoder.word_embeddings.device
+    direction, eye = _shared_direction(config.hidden, device), torch.eye(config.hidden, device=device)
+    size, heads, pairs = encoder.head_size, config.heads, min(ROTATED_PAIRS, encoder.head_size // 2)
+    along = math.sqrt(config.hidden) * SHARED_LENGTH / math.sqrt(1 + SHARED_LENGTH**2)  # component of a normalized embedding
+    scale = math.sqrt(PEAK * math.sqrt(size) / pairs) / along
+    with torch.no_grad():
+        share_direction(encoder.word_embeddings)
+        layer: Any
+        for index, layer in enumerate(encoder.layers):
+            theta = encoder.local_theta if index % encoder.global_every else encoder.rope_theta
+            frequency = theta ** (-torch.arange(pairs, dtype=torch.float32, device=device) / (size // 2))
+            query, key, value = layer.qkv.weight.view(3, heads, size, config.hidden)
+            output = layer.attention_output.weight.view(config.hidden, heads, size)
+            for head, offset in enumerate(_offsets(heads)):
+                query[head, :pairs] += scale * torch.outer((offset * frequency).cos(), direction)
+                query[head, size // 2 : size // 2 + pairs] += scale * torch.outer((offset * frequency).sin(), direction)
+                key[head, :pairs] += scale * direction
+            for head in range(heads):
+                part = eye[(head + index) % heads :: heads]  # co-occurrence embeddings have their strongest dimensions first
+                value[head] += part
+                output[:, head] += COPIED * part.T
+
+
+def share_direction(embeddings: Tensor) -> None:
+    """Set the component of each token embedding (V, D) along the shared direction to `SHARED_LENGTH` of the length of the rest.
+
+    The vocabulary head has the same weights; there it adds almost the same to the logits of all tokens.
+    """
+    direction = _shared_direction(embeddings.shape[1], embeddings.device)
+    with torch.no_grad():
+        embeddings -= torch.outer(embeddings @ direction, direction)
+        embeddings += SHARED_LENGTH * torch.outer(embeddings.norm(dim=1), direction)
+
+
+def ignore_shared_direction(weight: Tensor) -> None:
+    """Change a matrix (n, D) such that its product with hidden states does not depend on the shared direction, in which all are alike."""
+    direction = _shared_direction(weight.shape[1], weight.device)
+    with torch.no_grad():
+        weight -= torch.outer(weight @ direction, direction)
+
+
+def _shared_direction(width: int, device: torch.device) -> Tensor:
+    """A unit vector (D,) that is orthogonal to (1, 1, ...), which norms remove: alternating signs, 0 at the end of an odd width."""
+    signs = torch.ones(width, device=device)
+    signs[1::2] = -1
+    if width % 2:
+        signs[-1] = 0
+    unit: Tensor = signs / signs.norm()
+    return unit
+
+
+def _offsets(heads: int) -> list[int]:
+    """The relative positions that heads start with: -1, 1, -2, 2, ..., for two thirds of the heads, rounded down."""
+    return [(number // 2 + 1) * (1 if number % 2 else -1) for number in range(2 * heads // 3)]

@@ -24,7 +24,15 @@ from torch import LongTensor, Tensor, nn
 
 from cramlm.config.run import DEVICE_NAME, EncoderConfig, HeadConfig
 from cramlm.errors import EnvironmentFault, UsageError, counted
-from cramlm.model.encoder import Rows, build_encoder, initialise, without_autocast
+from cramlm.model.encoder import (
+    Rows,
+    build_encoder,
+    ignore_shared_direction,
+    initialise,
+    share_direction,
+    start_from_context,
+    without_autocast,
+)
 from cramlm.model.heads import Classifier, Generator, MlmHead, PromptHead, TokenHead, build_classifier, pool
 from cramlm.model.operations import Dropout, no_dropout
 from cramlm.model.prompts import Prompt
@@ -247,6 +255,8 @@ class Model(nn.Module):
         finite = torch.isfinite(rows).all(dim=1)
         with torch.no_grad():
             embeddings[finite] = rows[finite]
+        if self.encoder_config.starts_from_context:
+            share_direction(embeddings)
 
     def add_to_logits(self, shift: FloatArray) -> None:
         """Add a constant (labels,) to the logits, in the classifier's bias or in the prompt."""
@@ -262,6 +272,8 @@ class Model(nn.Module):
         for name, parameter in self.named_parameters():
             if name.startswith(("classifier.", VECTORS)):
                 initialise(name, parameter, seed=seed, std=self.encoder_config.init_std)
+        if self.encoder_config.starts_from_context:
+            ignore_shared_direction(self.classifier.dense.weight)
 
     def parameter_groups(self) -> ParameterGroups:
         """Every parameter in exactly one group; tied weights are one parameter."""
@@ -304,7 +316,7 @@ def empty_model(spec: ModelSpec) -> Model:
 def initialise_all(model: Model, *, seed: int, but: Collection[str] = ()) -> None:
     """Initialise every parameter; in the modernbert and moe shapes the end of a residual branch is smaller by sqrt(2 x layers).
 
-    but: names of parameters that are left as they are.
+    but: names of parameters that are left as they are; then layers start at random.
     """
     encoder = model.encoder_config
     branch_end = encoder.init_std / math.sqrt(2 * encoder.layers) if encoder.is_modern else encoder.init_std
@@ -313,3 +325,9 @@ def initialise_all(model: Model, *, seed: int, but: Collection[str] = ()) -> Non
             continue
         ends_branch = "encoder.layers." in name and name.endswith("output.weight")
         initialise(name, parameter, seed=seed, std=branch_end if ends_branch else encoder.init_std)
+    if encoder.starts_from_context and not but:
+        start_from_context(model.encoder, encoder)
+        with torch.no_grad():
+            model.mlm_head.dense.weight += torch.eye(encoder.hidden, device=model.mlm_head.dense.weight.device)
+        ignore_shared_direction(model.mlm_head.dense.weight)
+        ignore_shared_direction(model.classifier.dense.weight)

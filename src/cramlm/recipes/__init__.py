@@ -58,10 +58,11 @@ tlm = EncoderRecipe(
 )
 tlm_plain = EncoderRecipe(
     "tlm-plain",
-    "tlm with what the paper has alone: no teacher, no co-occurrence embeddings, no label smoothing, no logit adjustment",
+    "tlm with what the paper has alone: no teacher, random initial weights, no label smoothing, no logit adjustment",
     (without_teacher(joint_phase()), without_teacher(finetune_phase())),
     Bm25Config(),
     embedding_init="random",
+    layer_init="random",
     logit_adjustment="none",
 )
 tlm_small, tlm_medium, tlm_large = paper_recipe("small"), paper_recipe("medium"), paper_recipe("large")

@@ -77,7 +77,8 @@ def _data_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
             yield "encoder", f"{size}, from the weights in {config.init}"
         else:
             start = "from co-occurrence counts" if encoder.embedding_init == "cooccurrence" else "random"
-            yield "encoder", f"{size}, trained from scratch; token embeddings start {start}"
+            local = "; layers start by copying neighbouring tokens" if encoder.starts_from_context else ""
+            yield "encoder", f"{size}, trained from scratch; token embeddings start {start}{local}"
         if config.has_linear_teacher:
             aligned = "; aligned with the label frequencies of the training texts" if config.teacher.align_distribution else ""
             *others, last = config.teaching

@@ -41,10 +41,10 @@ DEFAULT_BUDGET = "20m"
 
 # Sizes by wall-clock time on two CPU cores: at a small, fixed amount of compute the loss depends little on the shape (Geiping and
 # Goldstein 2022), so a size is chosen that still sees each retrieved passage several times.
-TINY = EncoderConfig(layers=2, hidden=192, heads=3, intermediate=384, embedding_init="cooccurrence")
-MINI = EncoderConfig(layers=4, hidden=256, heads=4, intermediate=512, embedding_init="cooccurrence")
-SMALL = EncoderConfig(layers=6, hidden=384, heads=6, intermediate=768, embedding_init="cooccurrence")
-BASE = EncoderConfig(layers=12, hidden=768, heads=12, intermediate=1536, embedding_init="cooccurrence")
+TINY = EncoderConfig(layers=2, hidden=192, heads=3, intermediate=384, embedding_init="cooccurrence", layer_init="context")
+MINI = EncoderConfig(layers=4, hidden=256, heads=4, intermediate=512, embedding_init="cooccurrence", layer_init="context")
+SMALL = EncoderConfig(layers=6, hidden=384, heads=6, intermediate=768, embedding_init="cooccurrence", layer_init="context")
+BASE = EncoderConfig(layers=12, hidden=768, heads=12, intermediate=1536, embedding_init="cooccurrence", layer_init="context")
 # The paper's: BERT-base at its small and medium scale, BERT-large at its large one.
 BERT_BASE = EncoderConfig(shape="bert", layers=12, hidden=768, heads=12, intermediate=3072, norm_eps=1e-12)
 BERT_LARGE = EncoderConfig(shape="bert", layers=24, hidden=1024, heads=16, intermediate=4096, norm_eps=1e-12)
@@ -200,7 +200,7 @@ def encoder_for(budget: str | None) -> EncoderConfig:
 
 
 def with_preset(config: RunConfig, name: str) -> RunConfig:
-    """The run with an encoder of `PRESETS`; one of BERT's shape pools [CLS]. `embedding_init = "random"` stays as it is.
+    """The run with an encoder of `PRESETS`; one of BERT's shape pools [CLS]. Random initial weights stay random.
 
     Raises:
         UsageError: if there is no such preset, or the run starts from weights that have a size.
@@ -209,9 +209,8 @@ def with_preset(config: RunConfig, name: str) -> RunConfig:
         raise UsageError(f"--preset {name!r} is not one of {', '.join(PRESETS)}")
     if config.init is not None:
         raise UsageError(f"--preset {name} and --base-model exclude each other: the weights in {config.init} have a size; drop one")
-    encoder = PRESETS[name]
-    if config.encoder.embedding_init == "random":
-        encoder = encoder.model_copy(update={"embedding_init": "random"})
+    random = {name: "random" for name in ("embedding_init", "layer_init") if getattr(config.encoder, name) == "random"}
+    encoder = PRESETS[name].model_copy(update=random)
     head = config.head.model_copy(update={"pooling": "cls"}) if encoder.shape == "bert" else config.head
     return config.model_copy(update={"encoder": encoder, "head": head})
 
@@ -330,7 +329,7 @@ def _without_paths(value: Any) -> Any:
 class EncoderRecipe(Recipe):
     """Trains an encoder in phases; from a checkpoint at the rates of `from_checkpoint`.
 
-    phases_on_checkpoint: None = the same phases. embedding_init, logit_adjustment: as in `EncoderConfig` and `RunConfig`.
+    phases_on_checkpoint: None = the same phases. embedding_init, layer_init, logit_adjustment: as in `EncoderConfig` and `RunConfig`.
     """
 
     phases: tuple[PhaseConfig, ...]
@@ -338,6 +337,7 @@ class EncoderRecipe(Recipe):
     phases_on_checkpoint: tuple[PhaseConfig, ...] | None = None
     head: Literal["classifier", "prompt", "soft-prompt"] = "classifier"
     embedding_init: Literal["random", "cooccurrence"] = "cooccurrence"
+    layer_init: Literal["random", "context"] = "context"
     logit_adjustment: Literal["dev", "none"] = "dev"
     default_budget: str | None = field(default=DEFAULT_BUDGET, kw_only=True)
 
@@ -355,7 +355,7 @@ class EncoderRecipe(Recipe):
             name=self.name,
             **inputs.settings,
             retriever=with_top_k(self.retriever if inputs.corpus else None, inputs.top_k, recipe=self.name),
-            encoder=encoder_for(inputs.budget).model_copy(update={"embedding_init": self.embedding_init}),
+            encoder=encoder_for(inputs.budget).model_copy(update={"embedding_init": self.embedding_init, "layer_init": self.layer_init}),
             head=HeadConfig(kind=self.head, token_classifier=any(term.needs_token_head for phase in self.phases for term in phase.terms)),
             phases=phases,
             teacher=TeacherConfig(align_distribution=teaches_passages and is_few(size) and inputs.task.kind == "classification"),
