@@ -128,6 +128,15 @@ def test_resetting_the_classifier_changes_nothing_else(shape: str) -> None:
         assert torch.equal(parameter, expected), name
 
 
+def test_a_reset_classifier_of_a_model_that_starts_from_context_is_the_initial_one() -> None:
+    spec = ModelSpec(EncoderConfig(hidden=48, heads=3, layer_init="context"), HeadConfig(), vocab_size=300, labels=3)
+    model, initial = build_model(spec, seed=5), build_model(spec, seed=5)
+    with torch.no_grad():
+        model.classifier.dense.weight.zero_()
+    model.reset_classifier(5)
+    assert all(torch.equal(one, other) for one, other in zip(model.parameters(), initial.parameters(), strict=True))
+
+
 def test_every_parameter_is_in_exactly_one_group(shape: str) -> None:
     model = built(shape)
     groups = model.parameter_groups()
