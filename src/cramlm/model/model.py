@@ -272,7 +272,7 @@ class Model(nn.Module):
         for name, parameter in self.named_parameters():
             if name.startswith(("classifier.", VECTORS)):
                 initialise(name, parameter, seed=seed, std=self.encoder_config.init_std)
-        if self.encoder_config.starts_from_context:
+        if self.encoder_config.starts_from_context and self.prompt_head is None:
             ignore_shared_direction(self.classifier.dense.weight)
 
     def parameter_groups(self) -> ParameterGroups:
@@ -329,5 +329,6 @@ def initialise_all(model: Model, *, seed: int, but: Collection[str] = ()) -> Non
         start_from_context(model.encoder, encoder)
         with torch.no_grad():
             model.mlm_head.dense.weight += torch.eye(encoder.hidden, device=model.mlm_head.dense.weight.device)
-        ignore_shared_direction(model.mlm_head.dense.weight)
-        ignore_shared_direction(model.classifier.dense.weight)
+        heads: list[Any] = [model.mlm_head] if model.prompt_head is not None else [model.mlm_head, model.classifier]
+        for head in heads:
+            ignore_shared_direction(head.dense.weight)
