@@ -114,7 +114,11 @@ def released_arm(rate: float, minutes: float) -> Arm:
 def default_arm(arguments: argparse.Namespace) -> Arm:
     """Return the recipe `tlm` with the overrides of `--set`."""
     joint = without_teacher(recipes.joint_phase()).model_copy(update={"max_length": LENGTH, "dropout": 0.0})
-    config = {"joint": joint.model_dump(mode="json"), "encoder": recipes.MINI.model_dump(mode="json"), "vocabulary": SIZE.vocabulary}
+    config = {
+        "joint": joint.model_dump(mode="json"),
+        "encoder": recipes.PRESETS["mini"].model_dump(mode="json"),
+        "vocabulary": SIZE.vocabulary,
+    }
     config = apply_overrides(config, arguments.set)
     phase, encoder = PhaseConfig.model_validate(config["joint"]), EncoderConfig.model_validate(config["encoder"])
     return Arm(f"default {arguments.label}".strip(), encoder, HeadConfig(), int(config["vocabulary"]), phase, arguments.minutes)
@@ -156,7 +160,8 @@ def batches_of(arm: Arm, phase: PhaseConfig, texts: Texts, tokenizer: Tokenizer,
 
 def run(arguments: argparse.Namespace, arm: Arm, texts: Texts, tokenizer: Tokenizer, *, tokens_per_second: float) -> dict[str, Any]:
     """Train for its minutes at that speed, and compute the held-out loss twelve times."""
-    per_step = batches_of(arm, arm.phase, texts, tokenizer, seed=arguments.seed).tokens_per_step
+    batches = batches_of(arm, arm.phase, texts, tokenizer, seed=arguments.seed)
+    per_step = statistics.mean(int((batches.batch(step).sequence >= 0).sum()) for step in range(arm.phase.external + arm.phase.task))
     model = build_model(
         ModelSpec(arm.encoder, arm.head, vocab_size=tokenizer.vocab_size, labels=len(texts.task.labels)), seed=arguments.seed
     )

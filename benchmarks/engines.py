@@ -89,7 +89,8 @@ class Cramlm:
             seconds = time.process_time() - began
             chosen = [results[number] for number in owner[: batch.distinct].tolist()]
             offsets = np.cumsum([0, *(len(position) for position, _ in chosen)])
-            yield TimedResults(offsets, *(np.concatenate(side) for side in zip(*chosen, strict=True)), seconds, seconds)
+            positions, scores = (np.concatenate(side) for side in zip(*chosen, strict=True))
+            yield TimedResults(offsets, positions, scores, seconds, seconds)
 
     def _search(self, texts: list[str], limit: int) -> tuple[Any, list[Any]]:
         from cramlm.retrieval.bm25.search import Scoring
