@@ -88,6 +88,7 @@ def run_step(arguments: argparse.Namespace) -> dict[str, Any]:
     os.sched_setaffinity(0, cores[-arguments.workers :])
     (size,), work = arguments.sizes, arguments.out / "work"
     store, shards, selection = work / "store", work / "shards", work / "selection"
+    run: Callable[[], Any]
     match arguments.step:
         case "generate":
             made = source(arguments)

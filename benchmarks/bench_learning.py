@@ -20,7 +20,7 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -114,7 +114,7 @@ def released_arm(rate: float, minutes: float) -> Arm:
 def default_arm(arguments: argparse.Namespace) -> Arm:
     """Return the recipe `tlm` with the overrides of `--set`."""
     joint = without_teacher(recipes.joint_phase()).model_copy(update={"max_length": LENGTH, "dropout": 0.0})
-    config = {
+    config: dict[str, Any] = {
         "joint": joint.model_dump(mode="json"),
         "encoder": recipes.PRESETS["mini"].model_dump(mode="json"),
         "vocabulary": SIZE.vocabulary,
@@ -241,7 +241,7 @@ def held_out_batches(passages: Sequence[str], tokenizer: Tokenizer) -> tuple[lis
     for start in range(0, len(sequences), 32):
         part = slice(start, start + 32)
         count = len(sequences[part])
-        plain = {"labels": np.full(count, -1, dtype=np.int64), "external": np.ones(count, dtype=bool), "row_length": LENGTH}
+        plain: dict[str, Any] = {"labels": np.full(count, -1, dtype=np.int64), "external": np.ones(count, dtype=bool), "row_length": LENGTH}
         packed = pack(sequences[part], **plain, pad_id=tokenizer.pad_id)
         shifted = pack([np.where(target < 0, 65_535, target) for target in targets[part]], **plain, pad_id=65_535)
         flat = shifted.token_ids.ravel()
@@ -290,7 +290,11 @@ def measured_speeds(arguments: argparse.Namespace, texts: Texts, tokenizers: Map
     ours = our_turn(modern, default.phase, own, text, 4)
     rates: dict[str, list[float]] = {"released": [], "default": []}
     for turn in range(6):
-        for name, side in (("released", lambda: sum(loop.step() for _ in range(4))), ("default", lambda: ours()[0])):
+        sides: dict[str, Callable[[], int]] = {
+            "released": lambda: sum(loop.step() for _ in range(4)),
+            "default": lambda: ours()[0],
+        }
+        for name, side in sides.items():
             began = time.process_time()
             tokens = side()
             if turn:

@@ -87,7 +87,7 @@ def measure(preset: str, train: Sequence[str], texts: Sequence[str], *, rounds: 
                 run()
                 seconds[name] = min(seconds[name], time.process_time() - began)
         rates = {name: len(texts) / each for name, each in seconds.items()}
-        labels = {name: [prediction.label for prediction in each.predict(texts)] for name, each in predictors.items()}
+        labels = {name: [str(getattr(prediction, "label", "")) for prediction in each.predict(texts)] for name, each in predictors.items()}
         theirs = [max(scores, key=lambda each: each["score"])["label"] for scores in pipelines["fp32"](list(texts), batch_size=1)]
     agree = {name: sum(map(str.__eq__, each, theirs)) / len(texts) for name, each in labels.items()}
     assert min(agree.values()) > 0.99, f"labels differ from the pipeline's: {agree}"

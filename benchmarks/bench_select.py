@@ -24,6 +24,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,7 @@ def main() -> None:
         folder, label = arguments.store / f"select-synthetic-{arguments.synthetic}", f"synthetic ({source.settings['kind']})"
     build = [sys.executable, "-m", "cramlm", "index", *map(str, shards), "--out", str(folder / "index")]
     subprocess.run(build, check=True)  # not in this process: the memory of a child includes its parent's at the start
-    commands = {"cramlm": lambda out: ours(folder / "index", train, arguments.top_k, out)}
+    commands: dict[str, Callable[[Path], list[str]]] = {"cramlm": lambda out: ours(folder / "index", train, arguments.top_k, out)}
     missing = {}
     if importlib.util.find_spec("bm25s") is None:
         missing["bm25s"] = "pip install 'cramlm[bench]'"

@@ -38,7 +38,7 @@ def main() -> None:
     arguments = parse_arguments()
     warm_up(arguments)
     opened: dict[str, tuple[Corpus, Bm25Index]] = {}
-    rows = []
+    rows: list[dict[str, Any]] = []
     for task in arguments.tasks:
         source = OWN_CORPUS.get(task, "corpus")
         if source not in opened:

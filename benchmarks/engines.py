@@ -89,8 +89,8 @@ class Cramlm:
             seconds = time.process_time() - began
             chosen = [results[number] for number in owner[: batch.distinct].tolist()]
             offsets = np.cumsum([0, *(len(position) for position, _ in chosen)])
-            positions, scores = (np.concatenate(side) for side in zip(*chosen, strict=True))
-            yield TimedResults(offsets, positions, scores, seconds, seconds)
+            position, score = (np.concatenate(side) for side in zip(*chosen, strict=True))
+            yield TimedResults(offsets, position.astype(np.int64), score.astype(np.float32), seconds, seconds)
 
     def _search(self, texts: list[str], limit: int) -> tuple[Any, list[Any]]:
         from cramlm.retrieval.bm25.search import Scoring
@@ -185,7 +185,7 @@ class Tantivy:
             offsets = np.cumsum([0, *(len(position) for position, _ in hits)])
             position, score = (np.concatenate(side) for side in zip(*hits, strict=True))
             yield TimedResults(
-                offsets, position, score / np.float32(2.2), sum(seconds[: batch.distinct]), sum(seconds)
+                offsets, position, (score / 2.2).astype(np.float32), sum(seconds[: batch.distinct]), sum(seconds)
             )  # its formula has the factor k1 + 1
 
     def _search(self, terms: list[str], limit: int) -> Any:

@@ -27,8 +27,9 @@ class Body(BaseModel):
 
 def build(folder: str, *, serial: bool) -> FastAPI:
     """Return the application; serial: one request at a time."""
-    logging.set_verbosity_error()
-    classify = pipeline("text-classification", model=folder, device="cpu", top_k=None)
+    quiet: Any = logging.set_verbosity_error
+    quiet()
+    classify: Any = pipeline("text-classification", model=folder, device="cpu", top_k=None)
     app = FastAPI()
     lock = threading.Lock() if serial else threading.Semaphore(1000)
 

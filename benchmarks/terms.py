@@ -141,10 +141,13 @@ class TermCorpus:
             lengths = lucene_lengths(lengths)
         weight = np.log1p((len(self) - self.frequency + 0.5) / (self.frequency + 0.5))
         norms = K1 * (1 - B + B * lengths[position] / average)
-        return _score(query, position, norms, self.tokens, self.starts, queries.offsets, queries.number, queries.count, weight)
+        scores: npt.NDArray[np.float64] = _score(
+            query, position, norms, self.tokens, self.starts, queries.offsets, queries.number, queries.count, weight
+        )
+        return scores
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@njit(cache=True)
 def _count_passages(tokens, starts, first, seen, frequency):  # type: ignore[no-untyped-def]
     for passage in range(len(starts) - 1):
         for slot in range(starts[passage], starts[passage + 1]):
@@ -153,7 +156,7 @@ def _count_passages(tokens, starts, first, seen, frequency):  # type: ignore[no-
                 frequency[tokens[slot]] += 1
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@njit(cache=True)
 def _line_bytes(tokens, starts, term_offsets):  # type: ignore[no-untyped-def]
     size = 0
     for slot in range(len(tokens)):
@@ -163,7 +166,7 @@ def _line_bytes(tokens, starts, term_offsets):  # type: ignore[no-untyped-def]
     return size
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@njit(cache=True)
 def _write_lines(tokens, starts, term_offsets, term_bytes, size):  # type: ignore[no-untyped-def]
     lines = np.empty(size, np.uint8)
     filled = 0
@@ -180,7 +183,7 @@ def _write_lines(tokens, starts, term_offsets, term_bytes, size):  # type: ignor
     return lines
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@njit(cache=True)
 def _score(query, position, norms, tokens, starts, offsets, number, count, weight):  # type: ignore[no-untyped-def]
     scores = np.zeros(len(query))
     for pair in range(len(query)):
