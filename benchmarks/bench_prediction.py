@@ -20,7 +20,10 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from cramlm.records import Prediction
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -87,7 +90,7 @@ def measure(preset: str, train: Sequence[str], texts: Sequence[str], *, rounds: 
                 run()
                 seconds[name] = min(seconds[name], time.process_time() - began)
         rates = {name: len(texts) / each for name, each in seconds.items()}
-        labels = {name: [str(getattr(prediction, "label", "")) for prediction in each.predict(texts)] for name, each in predictors.items()}
+        labels = {name: [cast("Prediction", prediction).label for prediction in each.predict(texts)] for name, each in predictors.items()}
         theirs = [max(scores, key=lambda each: each["score"])["label"] for scores in pipelines["fp32"](list(texts), batch_size=1)]
     agree = {name: sum(map(str.__eq__, each, theirs)) / len(texts) for name, each in labels.items()}
     assert min(agree.values()) > 0.99, f"labels differ from the pipeline's: {agree}"

@@ -27,8 +27,7 @@ class Body(BaseModel):
 
 def build(folder: str, *, serial: bool) -> FastAPI:
     """Return the application; serial: one request at a time."""
-    quiet: Any = logging.set_verbosity_error
-    quiet()
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     classify: Any = pipeline("text-classification", model=folder, device="cpu", top_k=None)
     app = FastAPI()
     lock = threading.Lock() if serial else threading.Semaphore(1000)

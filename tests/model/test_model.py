@@ -83,7 +83,7 @@ def attention(model: Model, ids: Tensor) -> list[list[Tensor]]:
     return probabilities
 
 
-def test_two_thirds_of_the_heads_start_by_reading_the_tokens_beside_each_token() -> None:
+def test_two_thirds_of_the_heads_attend_to_adjacent_tokens_before_training() -> None:
     config = EncoderConfig(layers=2, hidden=192, heads=6, intermediate=64, layer_init="context")
     ids = torch.arange(10, 40)
     for start in ("random", "given"):
@@ -97,7 +97,7 @@ def test_two_thirds_of_the_heads_start_by_reading_the_tokens_beside_each_token()
                 assert all(float(head.max()) < 0.2 for head in layer[4:])
 
 
-def test_a_model_that_starts_from_context_predicts_a_masked_token_from_the_tokens_beside_it() -> None:
+def test_an_untrained_model_with_layers_from_context_predicts_a_masked_token_from_adjacent_tokens() -> None:
     """Three kinds of tokens with similar embeddings, each masked between two of its own kind."""
     config = EncoderConfig(layers=2, hidden=96, heads=3, intermediate=64)
     random = np.random.default_rng(2)

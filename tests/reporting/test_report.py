@@ -365,7 +365,7 @@ def test_a_comparison_of_runs_shows_the_settings_that_differ(reported: Path, cop
         (["run", "run/run"], ["run", "run/run"]),
     ],
 )
-def test_runs_in_folders_of_one_name_are_told_apart_by_what_differs_in_their_paths(paths: list[str], names: list[str]) -> None:
+def test_runs_whose_folders_have_equal_names_are_named_by_the_parts_of_their_paths_that_differ(paths: list[str], names: list[str]) -> None:
     assert names_of([Path(path) for path in paths]) == names
 
 

@@ -311,20 +311,21 @@ SHARED_LENGTH: Final = 0.5
 ROTATED_PAIRS: Final = 6
 """Rotary pairs of a head, those that turn fastest, whose phases tell neighbouring positions apart."""
 PEAK: Final = 12.0
-"""Attention score of the position that a head starts by reading; six tokens away it is below 4."""
+"""Initial attention score of the position that a head attends to; six tokens away it is below 4."""
 COPIED: Final = 0.5
-"""What a head adds to a token, relative to what it reads."""
+"""Length of what a head adds to a token, relative to the part of the embedding that it copies."""
 
 
 def start_from_context(encoder: Encoder, config: EncoderConfig) -> None:
     """Change initial weights such that the first layers add to each token the embeddings around it, as a continuous bag of words does.
 
-    Two thirds of the heads of every layer read one position: the first head the token before each token, the second the token after it,
-    then two before, two after, and so on. The others read the whole sequence, as attention from random weights does. All copy what they
-    read, each its own part of the width, another one in the next layer. Token embeddings from co-occurrence then predict a masked token
-    from its neighbours before the first step; from random weights, small encoders need hundreds of steps to find them (docs/log.md).
+    Two thirds of the heads of every layer attend to one position: the first head to the token before each token, the second to the token
+    after it, then two before, two after, and so on. The others attend to the whole sequence, as heads with random weights do. Each head
+    copies a part of the width, and another part in the next layer. Token embeddings from co-occurrence then predict a masked token from
+    its neighbours before the first step. With random weights, small encoders need hundreds of steps until attention is local
+    (docs/log.md).
 
-    A head reads one relative position if its queries and keys are constant: rotary positions turn their product into a function of the
+    A head attends to one relative position if its queries and keys are constant: rotary positions turn their product into a function of the
     distance, with its peak where the phases of the query say. They are constant along a direction that all token embeddings share. In the
     spirit of Trockman and Kolter 2023, "Mimetic Initialization of Self-Attention Layers".
     """
@@ -363,8 +364,8 @@ def share_direction(embeddings: Tensor) -> None:
         embeddings += SHARED_LENGTH * torch.outer(embeddings.norm(dim=1), direction)
 
 
-def ignore_shared_direction(weight: Tensor) -> None:
-    """Change a matrix (n, D) such that its product with hidden states does not depend on the shared direction, in which all are alike."""
+def remove_shared_direction(weight: Tensor) -> None:
+    """Project the rows of a matrix (n, D) onto the complement of the shared direction, in which all hidden states have equal components."""
     direction = _shared_direction(weight.shape[1], weight.device)
     with torch.no_grad():
         weight -= torch.outer(weight @ direction, direction)

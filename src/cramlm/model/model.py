@@ -27,8 +27,8 @@ from cramlm.errors import EnvironmentFault, UsageError, counted
 from cramlm.model.encoder import (
     Rows,
     build_encoder,
-    ignore_shared_direction,
     initialise,
+    remove_shared_direction,
     share_direction,
     start_from_context,
     without_autocast,
@@ -273,7 +273,7 @@ class Model(nn.Module):
             if name.startswith(("classifier.", VECTORS)):
                 initialise(name, parameter, seed=seed, std=self.encoder_config.init_std)
         if self.encoder_config.starts_from_context and self.prompt_head is None:
-            ignore_shared_direction(self.classifier.dense.weight)
+            remove_shared_direction(self.classifier.dense.weight)
 
     def parameter_groups(self) -> ParameterGroups:
         """Every parameter in exactly one group; tied weights are one parameter."""
@@ -316,7 +316,7 @@ def empty_model(spec: ModelSpec) -> Model:
 def initialise_all(model: Model, *, seed: int, but: Collection[str] = ()) -> None:
     """Initialise every parameter; in the modernbert and moe shapes the end of a residual branch is smaller by sqrt(2 x layers).
 
-    but: names of parameters that are left as they are; then layers start at random.
+    but: names of parameters that are left as they are. If there are any, `layer_init` does not apply.
     """
     encoder = model.encoder_config
     branch_end = encoder.init_std / math.sqrt(2 * encoder.layers) if encoder.is_modern else encoder.init_std
@@ -331,4 +331,4 @@ def initialise_all(model: Model, *, seed: int, but: Collection[str] = ()) -> Non
             model.mlm_head.dense.weight += torch.eye(encoder.hidden, device=model.mlm_head.dense.weight.device)
         heads: list[Any] = [model.mlm_head] if model.prompt_head is not None else [model.mlm_head, model.classifier]
         for head in heads:
-            ignore_shared_direction(head.dense.weight)
+            remove_shared_direction(head.dense.weight)
