@@ -50,6 +50,7 @@ class Hub:
     bytes_sent: int = 0
     etags: bool = True
     cut_after: int | None = None  # bytes of any file, after which the connection breaks
+    failing: int | None = None  # the status of every response
 
     def add(self, name: str, files: dict[str, bytes], card: dict[str, Any] | None = None, *, branch: str = "main") -> None:
         self.repositories[name if branch == "main" else f"{name}@{branch}"] = Repository(dict(files), card)
@@ -97,6 +98,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _get(self) -> None:
         hub, path = self.state, unquote(urlsplit(self.path).path)
         hub.requests.append(f"{self.command} {self.path}")
+        if hub.failing is not None:
+            return self._json({"error": "failing"}, hub.failing)
         if path in hub.web:
             return self._file(hub.web[path])
         if match := re.fullmatch(r"/api/(?:datasets|models)/([\w.-]+/[\w.-]+)(?:/revision/(.+))?", path):

@@ -117,6 +117,14 @@ def test_a_url_that_cannot_be_read_is_a_one_line_error(
     assert "secret" not in str(refused)
 
 
+@pytest.mark.parametrize(("status", "problem"), [(429, "allows no more requests for now"), (503, "has an error of its own")])
+def test_a_server_that_is_busy_or_fails_is_not_called_unreachable(tmp_path: Path, hub: Hub, status: int, problem: str) -> None:
+    hub.web["/a.jsonl"], hub.failing = LINES, status
+    error = refusal(tmp_path, f"{hub.url}/a.jsonl")
+    assert isinstance(error, EnvironmentFault)
+    assert f"the server {problem} (status {status}); wait and run again, or download it" in str(error)
+
+
 def test_a_hub_that_cannot_be_reached_is_a_one_line_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     error = refusal(tmp_path, "hf://owner/name/train#text")

@@ -453,6 +453,9 @@ def _explain(url: str, error: Exception, instead: str) -> CramError | None:
         return EnvironmentFault(f"{url}: access denied ({what}); set the credentials in the environment")
     if isinstance(error, ValueError) and "range" in str(error).lower():
         return UsageError(f"{url}: the server does not support range requests, which parquet needs; download it and pass the file")
+    if isinstance(status, int) and (status == 429 or status >= 500):
+        problem = "allows no more requests for now" if status == 429 else "has an error of its own"
+        return EnvironmentFault(f"{url}: the server {problem} (status {status}); wait and run again{instead}")
     if isinstance(error, OSError) or type(error).__module__.partition(".")[0] in _LIBRARIES:
         reason = f"status {status}" if status else f"{kind}: {what}"
         return EnvironmentFault(f"{url}: cannot be reached ({reason}); check the network and run again{instead}")
