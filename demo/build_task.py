@@ -179,7 +179,7 @@ def is_held_out(piece: Piece, seed: int) -> bool:
 def take(candidates: list[Piece], count: int, rng: random.Random) -> list[Piece]:
     """Sample `count` pieces, at most PER_FILE of a file."""
     per_file: Counter[str] = Counter()
-    chosen = []
+    chosen: list[Piece] = []
     for piece in rng.sample(candidates, len(candidates)):
         if len(chosen) < count and per_file[piece.file] < PER_FILE:
             per_file[piece.file] += 1

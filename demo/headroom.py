@@ -42,14 +42,14 @@ def report(title: str, data: Path, train: str, spaces: dict[str, Pipeline]) -> N
     """Fit a classifier for every C and fitted feature space, choose on dev, score test once, print a line."""
     texts, labels = read(data / f"{train}.jsonl")
     dev_texts, dev_labels = read(data / "dev.jsonl")
-    best = (-1.0, "", None, None)
+    fitted: list[tuple[float, str, Pipeline, LogisticRegression]] = []
     for name, space in spaces.items():
         features, dev_features = space.transform(texts), space.transform(dev_texts)
         for c in C:
             model = LogisticRegression(C=c, max_iter=3000, class_weight="balanced").fit(features, labels)
             dev = f1_score(dev_labels, model.predict(dev_features), average="macro")
-            best = max(best, (dev, f"{name}, C = {c:g}", space, model), key=lambda entry: entry[0])
-    dev, chosen, space, model = best
+            fitted.append((dev, f"{name}, C = {c:g}", space, model))
+    dev, chosen, space, model = max(fitted, key=lambda entry: entry[0])
     test_texts, test_labels = read(data / "test.jsonl")
     test = f1_score(test_labels, model.predict(space.transform(test_texts)), average="macro")
     print(f"{title:32} dev {100 * dev:5.1f}  test {100 * test:5.1f}  {len(texts):5} labels  {chosen}", flush=True)
