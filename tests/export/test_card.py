@@ -83,7 +83,7 @@ def test_data_and_cost_are_in_the_card_if_the_run_has_them() -> None:
         assert absent not in bare.replace("top_k=None", "")
 
 
-LOCAL = "co-occurrence embeddings, layers that start by copying neighbours"
+LOCAL = "embeddings from word vectors and co-occurrence, layers that start by copying neighbours"
 FEW = f"a linear teacher, distribution alignment, {LOCAL}, label smoothing and logit adjustment"
 
 

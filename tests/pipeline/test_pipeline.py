@@ -374,6 +374,7 @@ def test_the_logit_adjustment_is_in_the_exported_bias_unless_disabled(tmp_path: 
     rows = train.read_text("utf-8").splitlines()
     train.write_text("\n".join([row for row in rows if '"sea"' in row] + [row for row in rows if '"hill"' in row][:3]) + "\n", "utf-8")
     config = tiny_config(paths)
+    config["encoder"]["embedding_init"] = "cooccurrence"  # encoders that start nearer to the teacher need no adjustment
     run(load_config(config), out=tmp_path / "run", store=tmp_path / "store")
     adjustment = json.loads((tmp_path / "run/logit-adjustment/logit-adjustment.json").read_bytes())
     trained = load_file(tmp_path / "run/phase-2-finetune/model.safetensors")["classifier.classifier.bias"]

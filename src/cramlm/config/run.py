@@ -136,10 +136,12 @@ class EncoderConfig(FrozenModel):
     balance_weight: float = Field(0.01, ge=0, description="moe only: weight of the load-balancing loss; 0.01: Switch")
     norm_eps: float = Field(1e-5, gt=0)
     init_std: float = Field(0.02, gt=0)
-    embedding_init: Literal["random", "cooccurrence"] = Field(
-        "random", description="initial token embeddings: random, or from token co-occurrence (PPMI and truncated SVD)"
+    embedding_init: Literal["random", "cooccurrence", "words"] = Field(
+        "random",
+        description="initial token embeddings. cooccurrence: from token co-occurrence in the selection (PPMI and truncated SVD). words: "
+        "two thirds of the width fitted to the word vectors of the whole corpus, the rest as cooccurrence; all of it without a corpus",
     )
-    embedding_std: float = Field(0.04, gt=0, description="standard deviation of embeddings from co-occurrence")
+    embedding_std: float = Field(0.04, gt=0, description="standard deviation of initial embeddings that are not random")
     layer_init: Literal["random", "context"] = Field(
         "random",
         description="modernbert and moe only; context: attention starts by copying the tokens around each token",

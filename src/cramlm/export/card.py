@@ -206,7 +206,7 @@ def _phases(facts: Mapping[str, Any]) -> list[PhaseConfig]:
 def _parts(facts: Mapping[str, Any], phases: Sequence[PhaseConfig]) -> list[Part]:
     """Every part of the method that the run used beside the texts and their labels."""
     config = facts.get("config") or {}
-    counted = config.get("encoder", {}).get("embedding_init") == "cooccurrence"
+    encoder = config.get("encoder", {})
     linear = [(phase, term) for phase in phases for term in linear_teachers(phase)]
     kind = _kind(facts)
     soft_labels = "numbers" if kind == "regression" else "probabilities"
@@ -234,11 +234,14 @@ def _parts(facts: Mapping[str, Any], phases: Sequence[PhaseConfig]) -> list[Part
             if term.teacher != LINEAR_TEACHER:
                 text = f"Pseudo-labels: {soft_labels} that the model of phase {term.teacher} predicts for the raw text"
                 parts.append(Part("pseudo-labels", f"{text} ({_weights([(phase, term)])})."))
-    if counted:
-        parts.append(
-            Part("co-occurrence embeddings", "Co-occurrence embeddings: token embeddings start from token co-occurrence (PPMI + SVD).")
+    if encoder.get("embedding_init") == "cooccurrence" or (encoder.get("embedding_init") == "words" and not config.get("corpus")):
+        text = "Co-occurrence embeddings: token embeddings start from token co-occurrence (PPMI + SVD)."
+        parts.append(Part("co-occurrence embeddings", text))
+    elif encoder.get("embedding_init") == "words":
+        text = (
+            "Embeddings from word vectors and co-occurrence: token embeddings start from vectors of the corpus's words (PPMI + SVD, ridge"
         )
-    encoder = config.get("encoder", {})
+        parts.append(Part("embeddings from word vectors and co-occurrence", f"{text} regression) and from token co-occurrence."))
     if encoder.get("layer_init") == "context" and encoder.get("shape") in ("modernbert", "moe"):
         text = "Layers that start by copying neighbours: initial attention adds to each token the embeddings of those around it."
         parts.append(Part("layers that start by copying neighbours", text))

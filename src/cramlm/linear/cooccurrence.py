@@ -175,7 +175,7 @@ def token_embeddings(texts: Sequence[Tokens], *, vocab_size: int, width: int, st
 
     The axes are rotated at random, so that none is special. Takes some seconds and vocab_size * min(vocab_size, 4096) * 4 bytes.
     """
-    matrix, _ = ppmi(texts, _token_counts(texts, vocab_size), contexts=TOKEN_CONTEXTS, window=TOKEN_WINDOW)
+    matrix, _ = ppmi(texts, count_tokens(texts, vocab_size), contexts=TOKEN_CONTEXTS, window=TOKEN_WINDOW)
     has_context = matrix.any(axis=1)  # of the singular vectors, those of vanishing singular values are rounding noise in every row
     rank = min(width, *matrix.shape)
     values = np.zeros((vocab_size, width), dtype=np.float32)
@@ -187,7 +187,7 @@ def token_embeddings(texts: Sequence[Tokens], *, vocab_size: int, width: int, st
     return values
 
 
-def _token_counts(texts: Sequence[Tokens], vocab_size: int) -> IntArray:
+def count_tokens(texts: Sequence[Tokens], vocab_size: int) -> IntArray:
     """(vocab_size,): occurrences of each token in all texts."""
     return sum((np.bincount(each.ids, minlength=vocab_size) for each in texts), np.zeros(vocab_size, dtype=np.int64))
 

@@ -348,7 +348,7 @@ def start_from_context(encoder: Encoder, config: EncoderConfig) -> None:
                 query[head, size // 2 : size // 2 + pairs] += scale * torch.outer((offset * frequency).sin(), direction)
                 key[head, :pairs] += scale * direction
             for head in range(heads):
-                part = eye[(head + index) % heads :: heads]  # co-occurrence embeddings have their strongest dimensions first
+                part = eye[(head + index) % heads :: heads]
                 value[head] += part
                 output[:, head] += COPIED * part.T
 

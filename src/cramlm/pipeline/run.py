@@ -1,7 +1,7 @@
 """The whole method in order: `run(config, out=...)`.
 
-    task -> baseline -> plan -> corpus -> index -> selection -> tokenizer -> tokens -> prompt -> embedding -> bayes -> word vectors
-    -> static -> schedule -> teacher -> phases -> logit adjustment -> evaluation -> export -> report
+    task -> baseline -> plan -> corpus -> index -> selection -> tokenizer -> tokens -> prompt -> word vectors -> embedding
+    -> bayes -> static -> schedule -> teacher -> phases -> logit adjustment -> evaluation -> export -> report
 
 A linear model (`config.model`) skips the stages that only an encoder needs; what imports torch is imported where it is used, since a run of
 a linear model needs none.
@@ -180,9 +180,11 @@ def _run_encoder(run: RunContext, baseline: Artifact | None) -> tuple[RunConfig,
     selection = texts.selection  # the only one from here on: it holds the passages until `release_texts`
     texts = replace(texts, prompt=text.prompt(run, texts.tokenizer))
     scored, teaching = config.baseline.enabled, config.teaching
-    embedding = linear.embedding(run, texts) if config.encoder.embedding_init == "cooccurrence" else None
+    start, fits_static = config.encoder.embedding_init, scored or "static" in teaching
+    words = linear.word_vectors(run, corpus) if corpus is not None and (fits_static or start == "words") else None
+    embedding = None if start == "random" else linear.embedding(run, texts, words if start == "words" else None)
     bayes = linear.fit_naive_bayes(run, selection) if selection is not None and (scored or "bayes" in teaching) else None
-    static = linear.fit_static(run, corpus, baseline, bayes) if corpus is not None and (scored or "static" in teaching) else None
+    static = linear.fit_static(run, words, baseline, bayes) if words is not None and fits_static else None
     planned = schedule(run, plan, texts)
     linear_models = _present(tfidf=baseline, bayes=bayes, static=static)
     teachers: dict[str, Artifact] = {name: model for name, model in linear_models.items() if name in teaching}
@@ -215,7 +217,7 @@ def _run_linear(run: RunContext, baseline: Artifact | None) -> Artifact:
         selection = text.selection(run, linear.plan_linear(run.config), corpus)
         bayes = linear.fit_naive_bayes(run, selection) if selection is not None and run.config.baseline.enabled else None
     if run.config.model == "static" and corpus is not None:
-        static = linear.fit_static(run, corpus, baseline, bayes)
+        static = linear.fit_static(run, linear.word_vectors(run, corpus), baseline, bayes)
     linear_models = _present(tfidf=baseline, bayes=bayes, static=static)
     evaluation = evaluate.evaluate_linear(run, linear_models)
     evaluate.export_linear(run, linear_models[run.config.model], corpus, selection, evaluation)

@@ -47,13 +47,15 @@ def stages_of(config: RunConfig) -> list[str]:
     if config.model != "encoder":
         static = ["word-vectors", "static"] if config.model == "static" else []
         return [*first, *text, *bayes, *static, "evaluation", "export", "report"]
-    embedding = ["embedding"] if config.encoder.embedding_init == "cooccurrence" else []
-    static = ["word-vectors", "static"] if text and (scored or "static" in teaching) else []
+    start = config.encoder.embedding_init
+    embedding = [] if start == "random" else ["embedding"]
+    static = ["static"] if text and (scored or "static" in teaching) else []
+    words = ["word-vectors"] if static or (text and start == "words") else []
     fitted = {"tfidf", *static, *bayes}  # static and bayes are left out without a corpus
     teacher = ["teacher"] if fitted & set(teaching) else []
     phases = [f"phase-{number}-{phase.name}" for number, phase in enumerate(config.phases, start=1)]
     adjusts = ["logit-adjustment"] if config.logit_adjustment == "dev" and KINDS[config.task.kind].has_prior else []
-    trained = ["tokenizer", "tokens", *embedding, *bayes, *static, "schedule", *teacher, *phases, *adjusts]
+    trained = ["tokenizer", "tokens", *words, *embedding, *bayes, *static, "schedule", *teacher, *phases, *adjusts]
     return [*first, "plan", *text, *trained, "evaluation", "export", "report"]
 
 
@@ -76,9 +78,7 @@ def _data_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
         if config.init is not None:
             yield "encoder", f"{size}, from the weights in {config.init}"
         else:
-            start = "from co-occurrence counts" if encoder.embedding_init == "cooccurrence" else "random"
-            local = "; layers start by copying neighbouring tokens" if encoder.starts_from_context else ""
-            yield "encoder", f"{size}, trained from scratch; token embeddings start {start}{local}"
+            yield "encoder", f"{size}, trained from scratch; {_start_of(config)}"
         if config.has_linear_teacher:
             aligned = "; aligned with the label frequencies of the training texts" if config.teacher.align_distribution else ""
             *others, last = config.teaching
@@ -94,6 +94,19 @@ def _data_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
         kind = "ridge regression" if config.task.kind == "regression" else "logistic regression"
         model = "naive Bayes, also on the retrieved text" if config.model == "bayes" else f"{kind} on {features}"
         yield "model", f"{model}; all settings are chosen on dev by {METRIC_NAMES[config.metric]}"
+
+
+def _start_of(config: RunConfig) -> str:
+    encoder = config.encoder
+    match encoder.embedding_init:
+        case "random":
+            start = "random"
+        case "words" if config.corpus is not None:
+            start = "from word vectors of the corpus and co-occurrence counts"
+        case _:
+            start = "from co-occurrence counts"
+    layers = "; layers start by copying neighbouring tokens" if encoder.starts_from_context else ""
+    return f"token embeddings start {start}{layers}"
 
 
 def _task(task: TaskConfig, seed: int) -> str:

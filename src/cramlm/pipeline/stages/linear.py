@@ -17,10 +17,11 @@ from cramlm.data.task import task_fingerprint
 from cramlm.evaluation.prediction import sequences_of
 from cramlm.io.machine import available_cores
 from cramlm.linear.bayes import bayes_reads_seed, fit_bayes
-from cramlm.linear.cooccurrence import build_word_vectors, token_embeddings
+from cramlm.linear.cooccurrence import build_word_vectors, count_tokens, token_embeddings
 from cramlm.linear.fit import FEW_TEXTS, LinearFit, SearchSpace, fit_linear, fit_reads_seed
 from cramlm.linear.model import LinearModel
 from cramlm.linear.self_training import reads_unlabelled, self_trained, self_training_reads_seed
+from cramlm.linear.token_vectors import WORDS_SHARE, fit_token_vectors, join_token_vectors
 from cramlm.linear.word_vectors import WordVectors
 from cramlm.model.tokenizer import UNCUT
 from cramlm.pipeline.context import EncodedTexts, RunContext, RunPlan, SelectedPassages, Stage, fingerprint, write_json
@@ -50,36 +51,38 @@ _VERSION: Final = 9
 _STATIC_VERSION: Final = 10
 
 
-def embedding(run: RunContext, text: EncodedTexts) -> Artifact:
-    """Token embeddings from co-occurrence in the selection and the training texts (PPMI + truncated SVD).
+def embedding(run: RunContext, text: EncodedTexts, words: Artifact | None) -> Artifact:
+    """Initial token embeddings: a part fitted to the word vectors `words` of the corpus and a part from co-occurrence in the selection and
+    the training texts (PPMI + truncated SVD); co-occurrence alone without word vectors, or where these cover too little of the text.
 
-    embedding.npy: float32 (vocabulary, width), NaN in the rows of tokens without co-occurrences."""
-    encoder = run.config.encoder
+    embedding.npy: float32 (vocabulary, width); NaN in the rows of tokens without either."""
+    encoder, vocab_size = run.config.encoder, text.tokenizer.vocab_size
+    sizes: dict[str, Any] = {"width": encoder.embedding_width, "std": encoder.embedding_std, "seed": run.config.seed}
 
     def write(target: Path) -> None:
         run.emit(Event("start", "embedding"))
         texts = [sequences_of(text.tokenizer, run.task.train, max_length=UNCUT)]
         texts += [text.tokenizer.cut(text.selection.ids, max_length=UNCUT, cut="split")] if text.selection else []
-        values = token_embeddings(
-            texts, vocab_size=text.tokenizer.vocab_size, width=encoder.embedding_width, std=encoder.embedding_std, seed=run.config.seed
-        )
+        fitted, width = None, round(WORDS_SHARE * encoder.embedding_width)
+        if words is not None:
+            fitted = fit_token_vectors(WordVectors.load(words.path), text.tokenizer, count_tokens(texts, vocab_size), width=width)
+        missing = encoder.embedding_width - (0 if fitted is None else width)
+        values = token_embeddings(texts, vocab_size=vocab_size, **(sizes | {"width": missing}))
+        counted = f"{int(np.isfinite(values[:, 0]).sum()):,} of {vocab_size:,} tokens"
+        message = f"{counted} have a co-occurrence embedding, from {sum(len(each.ids) for each in texts):,} tokens of text"
+        if fitted is not None:
+            message += f"; {int(fitted.any(axis=1).sum()):,} have one from the word vectors of the corpus"
+            values = join_token_vectors(fitted, values, std=encoder.embedding_std, seed=run.config.seed)
         save_array(target / "embedding.npy", values)
-        with_embedding, total = int(np.isfinite(values[:, 0]).sum()), sum(len(each.ids) for each in texts)
-        run.emit(
-            Event(
-                "done",
-                "embedding",
-                f"{with_embedding:,} of {text.tokenizer.vocab_size:,} tokens have a co-occurrence embedding, from {total:,} tokens of text",
-            )
-        )
+        run.emit(Event("done", "embedding", message))
 
     inputs = {
         "tokenizer": text.tokenizer.fingerprint,
         "selection": fingerprint(text.selection),
         "task": task_fingerprint(run.task)["train"],
+        "words": None if words is None else words.fingerprint,
     }
-    settings = {"width": encoder.embedding_width, "std": encoder.embedding_std, "seed": run.config.seed}
-    return run.build(Stage("embedding", 1, settings, inputs, write))
+    return run.build(Stage("embedding", 2, sizes, inputs, write))
 
 
 def fit_baseline(run: RunContext) -> Artifact:
@@ -107,13 +110,17 @@ def fit_naive_bayes(run: RunContext, selection: SelectedPassages) -> Artifact | 
     return run.build(Stage("bayes", 1, settings, inputs, write, unused=unused))
 
 
-def fit_static(run: RunContext, corpus: Corpus, baseline: Artifact | None, bayes: Artifact | None) -> Artifact:
+def word_vectors(run: RunContext, corpus: Corpus) -> Artifact:
+    """The word vectors of the corpus, from the store."""
+    return build_word_vectors(corpus, run.store, emit=run.emit)
+
+
+def fit_static(run: RunContext, words: Artifact, baseline: Artifact | None, bayes: Artifact | None) -> Artifact:
     """Fit a linear model on TF-IDF and averaged word vectors of the corpus; with unlabelled texts, self-train it on them.
 
     With more than `FEW_TEXTS` training texts only the baseline's variant of TF-IDF is tried, to save time. bayes: labels the unlabelled
     texts together with the others.
     """
-    words = build_word_vectors(corpus, run.store, emit=run.emit)
     others = {name: model for name, model in (("tfidf", baseline), ("bayes", bayes)) if model is not None}
     reads_more = reads_unlabelled(run.task)
 

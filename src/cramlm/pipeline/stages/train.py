@@ -86,7 +86,7 @@ def train(
     """Run the phases in order, each from the weights of the previous one, or of `start_from`; a phase that is up to date is kept.
 
     After each phase the remaining budget is planned again. teacher: soft labels of the linear model, if a phase uses them. embedding: token
-    embeddings to start from, if the encoder starts from co-occurrence.
+    embeddings to start from, unless they are random.
     """
     training = _Training(run, plan, planned, text, teacher, embedding)
     phases, last = planned.phases, None
@@ -127,7 +127,7 @@ class _Training:
         self.encoder_labels: dict[str, Artifact] = {}
 
     def set_embeddings(self) -> None:
-        """Set the token embeddings from co-occurrence, if the run uses them."""
+        """Set the token embeddings, unless they start at random."""
         if self.embedding is not None:
             self.model.set_word_embeddings(read_array(self.embedding.path / "embedding.npy"))
 
