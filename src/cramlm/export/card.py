@@ -18,6 +18,7 @@ from markupsafe import Markup
 from pydantic import ValidationError
 
 from cramlm.config.phase import PhaseConfig, linear_teachers
+from cramlm.config.run import EncoderConfig
 from cramlm.config.terms import LINEAR_TEACHER, Classify, Distil
 from cramlm.evaluation.kinds import KINDS, METRIC_NAMES, format_metric, is_percent, main_metric
 from cramlm.inference.base import are_pairs
@@ -203,10 +204,18 @@ def _phases(facts: Mapping[str, Any]) -> list[PhaseConfig]:
         return []
 
 
+def _encoder(facts: Mapping[str, Any]) -> EncoderConfig:
+    """The encoder of the run's config; one that starts from random weights if it is unknown or of a version with other settings."""
+    try:
+        return EncoderConfig.model_validate((facts.get("config") or {}).get("encoder", {}))
+    except ValidationError:
+        return EncoderConfig()
+
+
 def _parts(facts: Mapping[str, Any], phases: Sequence[PhaseConfig]) -> list[Part]:
     """Every part of the method that the run used beside the texts and their labels."""
     config = facts.get("config") or {}
-    encoder = config.get("encoder", {})
+    encoder = _encoder(facts)
     linear = [(phase, term) for phase in phases for term in linear_teachers(phase)]
     kind = _kind(facts)
     soft_labels = "numbers" if kind == "regression" else "probabilities"
@@ -234,15 +243,15 @@ def _parts(facts: Mapping[str, Any], phases: Sequence[PhaseConfig]) -> list[Part
             if term.teacher != LINEAR_TEACHER:
                 text = f"Pseudo-labels: {soft_labels} that the model of phase {term.teacher} predicts for the raw text"
                 parts.append(Part("pseudo-labels", f"{text} ({_weights([(phase, term)])})."))
-    if encoder.get("embedding_init") == "cooccurrence" or (encoder.get("embedding_init") == "words" and not config.get("corpus")):
+    if encoder.embedding_init == "cooccurrence" or (encoder.embedding_init == "words" and not config.get("corpus")):
         text = "Co-occurrence embeddings: token embeddings start from token co-occurrence (PPMI + SVD)."
         parts.append(Part("co-occurrence embeddings", text))
-    elif encoder.get("embedding_init") == "words":
+    elif encoder.embedding_init == "words":
         text = (
             "Embeddings from word vectors and co-occurrence: token embeddings start from vectors of the corpus's words (PPMI + SVD, ridge"
         )
         parts.append(Part("embeddings from word vectors and co-occurrence", f"{text} regression) and from token co-occurrence."))
-    if encoder.get("layer_init") == "context" and encoder.get("shape") in ("modernbert", "moe"):
+    if encoder.starts_from_context:
         text = "Layers that start by copying neighbours: initial attention adds to each token the embeddings of those around it."
         parts.append(Part("layers that start by copying neighbours", text))
     smoothed = [(phase, term) for phase in phases for term in phase.terms_of(Classify) if term.label_smoothing]
