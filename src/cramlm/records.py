@@ -22,6 +22,7 @@ FloatArray: TypeAlias = npt.NDArray[np.float32]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
 Split: TypeAlias = Literal["train", "dev", "test"]
+Diacritics: TypeAlias = Literal["keep", "remove"]
 TaskKind: TypeAlias = Literal["classification", "multi-label", "regression"]
 """The target of a text: one label; any number of labels, or none; a number."""
 LinearName: TypeAlias = Literal["tfidf", "bayes", "static"]
@@ -107,6 +108,16 @@ class Task:
     def with_label_texts(self) -> Task:
         """This task with the label texts at the end of the training rows: what linear models are fitted on."""
         return replace(self, train=(*self.train, *self.label_texts), label_texts=())
+
+    def with_texts(self, change: Callable[[str], str]) -> Task:
+        """This task with `change` of every text."""
+
+        def changed(examples: tuple[Example, ...]) -> tuple[Example, ...]:
+            pairs = [(each, None if each.text_pair is None else change(each.text_pair)) for each in examples]
+            return tuple(replace(each, text=change(each.text), text_pair=pair) for each, pair in pairs)
+
+        labelled = replace(self, train=changed(self.train), dev=changed(self.dev), test=changed(self.test))
+        return replace(labelled, unlabelled=changed(self.unlabelled), label_texts=changed(self.label_texts))
 
     @property
     def queries(self) -> list[str]:

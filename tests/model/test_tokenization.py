@@ -239,3 +239,13 @@ def test_the_text_of_a_piece_of_whole_words_is_encoded_as_the_piece(either: Toke
         if part == part.strip() and f" {part} " in f" {text} ":  # begins and ends at a word, like a text of its own
             again = either.sequences([part], max_length=64, cut="truncate").ids
             assert either.decode(again) == either.decode(tokens[number])
+
+
+def test_a_tokenizer_without_diacritics_gives_the_same_tokens_and_spans_of_the_original_text(tmp_path: Path) -> None:
+    train_tokenizer(["náà tọ́ka naa toka"] * 3, TokenizerConfig(vocab_size=80), tmp_path, diacritics="remove")
+    tokenizer = Tokenizer.load(tmp_path)
+    marked, bare = "náà tọ́ka", "naa toka"
+    assert tokenizer.encode([marked]).ids.tolist() == tokenizer.encode([bare]).ids.tolist()
+    _, spans = tokenizer.encode_with_spans([marked])
+    assert spans[0, 0] == 0
+    assert spans[-1, 1] == len(marked)

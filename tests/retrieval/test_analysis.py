@@ -161,3 +161,16 @@ def test_an_unknown_list_or_stemmer_is_refused() -> None:
     pytest.importorskip("Stemmer", reason="PyStemmer is missing: pip install 'cramlm[search]'")
     with pytest.raises(UsageError, match=r"no stemmer 'klingon'; use none, .*english.*porter"):
         Analyzer.of(stemmer="klingon")
+
+
+def test_without_diacritics_terms_lose_the_marks_of_latin_greek_and_cyrillic_and_keep_those_of_other_scripts() -> None:
+    bare = Analyzer(diacritics="remove")
+    assert analyze("Ẹ̀kọ́ Yorùbá ń Ärger ё άλφα हिन्दी 한국", bare) == ["eko", "yoruba", "n", "arger", "е", "αλφα", "हिन्दी", "한국"]
+    assert bare.name != Analyzer().name
+    assert Analyzer.from_dict(bare.as_dict()) == bare
+
+
+@given(st.lists(st.text(), max_size=5))
+def test_the_kernel_removes_diacritics_as_the_definition_does(texts: list[str]) -> None:
+    bare = Analyzer(diacritics="remove")
+    assert compiled(texts, Vocabulary(bare)) == [analyze(text, bare) for text in texts]

@@ -31,7 +31,7 @@ from cramlm.config.retriever import RetrieverConfig as RetrieverConfig
 from cramlm.config.terms import Classify, Term
 from cramlm.config.terms import MaskingConfig as MaskingConfig
 from cramlm.errors import UsageError
-from cramlm.records import COMBINED, LINEAR_NAMES, LinearName, TaskKind
+from cramlm.records import COMBINED, LINEAR_NAMES, Diacritics, LinearName, TaskKind
 
 OnBadRow: TypeAlias = Literal["fail", "skip"]
 Duplicates: TypeAlias = Literal["exact", "words", "none"]
@@ -247,6 +247,12 @@ class RunConfig(FrozenModel):
         description="folder of pretrained weights to start from: a Hugging Face folder of BERT, RoBERTa or ModernBERT, or export/mlm of a "
         "run; encoder and tokenizer are the folder's. None = random weights",
     )
+    diacritics: Diacritics = Field(
+        "keep",
+        description="remove: leave accents, tone marks and the other marks in U+0300 to U+036F out of the terms of BM25, the words of "
+        "linear models and word vectors, and the tokens (unless they are those of `init`); for raw text that is written with more or "
+        "fewer of them than the task's texts",
+    )
     task: TaskConfig
     corpus: CorpusConfig | None = None
     retriever: RetrieverConfig | None = None
@@ -284,6 +290,11 @@ class RunConfig(FrozenModel):
     def metric(self) -> Metric:
         """`dev_metric`, or the default of the kind of task."""
         return self.dev_metric or DEV_METRICS[self.task.kind][0]
+
+    @property
+    def word_settings(self) -> dict[str, Any]:
+        """What the words of a text depend on, for the keys of stages; empty with the defaults."""
+        return {} if self.diacritics == "keep" else {"diacritics": self.diacritics}
 
     @property
     def has_linear_teacher(self) -> bool:

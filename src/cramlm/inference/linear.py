@@ -84,7 +84,7 @@ class LinearPredictor(BasePredictor):
         """The averaged word vectors of `static`; the other linear models have none."""
         check_texts(texts, pairs, trained_on_pairs=self.trained_on_pairs)
         vectors = self.model.vectors
-        return super().embeddings(texts, pairs) if vectors is None else vectors.of(divided_texts(texts, pairs))
+        return super().embeddings(texts, pairs) if vectors is None else vectors.of(self.model.prepare(divided_texts(texts, pairs)).texts)
 
     def word_spans(self, text: str, pair: str | None = None) -> WordSpans:
         """Character spans of words and of runs of an equal other character."""

@@ -28,9 +28,8 @@ import scipy.sparse
 from cramlm.data.corpus import MAX_RESIDENT_BYTES, Corpus
 from cramlm.linear.word_vectors import FREQUENT, WordVectors, count_columns
 from cramlm.model.tokenizer import Tokens
-from cramlm.records import Emit, Event, FloatArray, Int32Array, IntArray, silent
-from cramlm.retrieval.bm25.analysis import Vocabulary
-from cramlm.retrieval.bm25.terms import ANALYZER
+from cramlm.records import Diacritics, Emit, Event, FloatArray, Int32Array, IntArray, silent
+from cramlm.retrieval.bm25.analysis import PLAIN, Analyzer, Vocabulary
 from cramlm.storage.arrays import unit_vectors
 from cramlm.storage.artifacts import Artifact, hash_json, shared_stage
 from cramlm.storage.compiled import jit
@@ -205,8 +204,10 @@ def forecast_word_vectors(corpus_bytes: int) -> tuple[float, int]:
     return _FACTORIZING * elements + _COUNTING * counted, round(memory)
 
 
-def build_word_vectors(corpus: Corpus, store: Path, *, emit: Emit = silent) -> Artifact:
+def build_word_vectors(corpus: Corpus, store: Path, *, diacritics: Diacritics = "keep", emit: Emit = silent) -> Artifact:
     """Return the word vectors of a corpus from the store; count the corpus if they are missing there.
+
+    diacritics: "remove" = of words without them; the vectors are for texts without them.
 
     Raises:
         ArtifactError: if those in the store are damaged. EnvironmentFault: if the disk cannot be written.
@@ -221,17 +222,18 @@ def build_word_vectors(corpus: Corpus, store: Path, *, emit: Emit = silent) -> A
         "min_folded_count": MIN_FOLDED_COUNT,
         "frequent": FREQUENT,
     }
-    key = {"code": CODE_FORMAT, "terms": ANALYZER, "corpus": corpus.fingerprint, "bytes": MAX_BYTES, **settings}
+    analyzer = Analyzer(diacritics=diacritics)
+    key = {"code": CODE_FORMAT, "terms": analyzer.name, "corpus": corpus.fingerprint, "bytes": MAX_BYTES, **settings}
 
     def write(folder: Path) -> None:
-        count_word_vectors(corpus, emit=emit).save(folder)
+        count_word_vectors(corpus, analyzer, emit=emit).save(folder)
 
     return shared_stage(store / KIND / hash_json(key)[:16], kind=KIND, key=key, write=write, emit=emit)
 
 
-def count_word_vectors(corpus: Corpus, *, emit: Emit = silent) -> WordVectors:
+def count_word_vectors(corpus: Corpus, analyzer: Analyzer = PLAIN, *, emit: Emit = silent) -> WordVectors:
     """Count the words of a corpus and factorize the counts; the same corpus gives the same vectors up to rounding."""
-    vocabulary, texts = _read_words(corpus, emit)
+    vocabulary, texts = _read_words(corpus, analyzer, emit)
     counts = sum((np.bincount(ids, minlength=len(vocabulary)) for ids, _ in texts), np.zeros(len(vocabulary), np.int64))
     chosen = np.argsort(-counts, kind="stable")[:MAX_WORDS]
     chosen = chosen[counts[chosen] >= np.where(np.arange(len(chosen)) < FACTORIZED_WORDS, MIN_COUNT, MIN_FOLDED_COUNT)]
@@ -251,13 +253,13 @@ def count_word_vectors(corpus: Corpus, *, emit: Emit = silent) -> WordVectors:
     return WordVectors(words, directions, weights, _shared_direction(vectors, texts))
 
 
-def _read_words(corpus: Corpus, emit: Emit) -> tuple[Vocabulary, list[tuple[Int32Array, IntArray]]]:
+def _read_words(corpus: Corpus, analyzer: Analyzer, emit: Emit) -> tuple[Vocabulary, list[tuple[Int32Array, IntArray]]]:
     """The vocabulary, and for each block of passages the numbers of its words and their offsets."""
     size = sum(int(part.offsets[-1]) for part in corpus.parts)
     positions = np.arange(0, len(corpus), max(1, -(-size // MAX_BYTES)))
     progress: dict[str, Any] = {"total": len(positions), "unit": "passages"}
     emit(Event("start", KIND, "counting the words of the corpus", **progress))
-    vocabulary, texts = Vocabulary(), []
+    vocabulary, texts = Vocabulary(analyzer), []
     for first in range(0, len(positions), _BLOCK):
         texts.append(vocabulary.tokenize(*corpus.gather(positions[first : first + _BLOCK])))
         corpus.release()

@@ -24,7 +24,8 @@ from cramlm.linear.features import PARTS, TextMatrices, Tfidf, Vocabulary
 from cramlm.linear.files import MODEL_FILE, NAIVE_BAYES, REBUILD, WEIGHTS_FILE, BayesSetting, Setting, read_file, read_setting
 from cramlm.linear.solvers import SOLVERS, Coefficients
 from cramlm.linear.word_vectors import WordVectors
-from cramlm.records import FloatArray, LinearName, TaskKind
+from cramlm.records import Diacritics, FloatArray, LinearName, TaskKind
+from cramlm.text.characters import remove_diacritics
 from cramlm.text.markers import Markers
 
 FORMAT: Final = 2
@@ -38,7 +39,10 @@ _SCHEMES: Final[Mapping[TaskKind, tuple[str, ...]]] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LinearModel:
-    """A fitted model. adjustment: added to the logits, float32 (labels,). tau: its strength (evaluation/logit_adjustment.py)."""
+    """A fitted model. adjustment: added to the logits, float32 (labels,). tau: its strength (evaluation/logit_adjustment.py).
+
+    diacritics: "remove" if it was fitted on texts without them.
+    """
 
     kind: TaskKind
     labels: tuple[str, ...]
@@ -48,6 +52,7 @@ class LinearModel:
     setting: Setting | BayesSetting
     adjustment: FloatArray
     tau: float
+    diacritics: Diacritics = "keep"
 
     @property
     def name(self) -> LinearName:
@@ -56,9 +61,13 @@ class LinearModel:
             return "bayes"
         return "tfidf" if self.vectors is None else "static"
 
+    def prepare(self, texts: Sequence[str]) -> TextMatrices:
+        """The texts as the model reads them."""
+        return TextMatrices([remove_diacritics(text) for text in texts] if self.diacritics == "remove" else texts)
+
     def features(self, texts: Sequence[str] | TextMatrices) -> Any:
-        """The matrix of texts, scipy CSR float32 (texts, features)."""
-        texts = texts if isinstance(texts, TextMatrices) else TextMatrices(texts)
+        """The matrix of texts, scipy CSR float32 (texts, features). Texts of `prepare` serve all models with the same diacritics."""
+        texts = texts if isinstance(texts, TextMatrices) else self.prepare(texts)
         rows = self.tfidf.transform(texts)
         if self.vectors is None:
             return rows
@@ -94,6 +103,8 @@ class LinearModel:
             "tau": self.tau,
             "terms": {part.kind: list(part.terms) for part in self.tfidf.parts},
         }
+        if self.diacritics == "remove":
+            description["diacritics"] = self.diacritics
         if (markers := self.tfidf.markers) is not None:
             description["markers"] = {"strings": markers.strings, "kinds": markers.kinds}
         tensors = {"weights": self.coefficients.weights, "bias": self.coefficients.bias, "adjustment": self.adjustment}
@@ -137,6 +148,7 @@ class LinearModel:
                 read_setting(stored),
                 adjustment,
                 float(stored["tau"]),
+                "remove" if stored.get("diacritics") == "remove" else "keep",
             )
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise ArtifactError(f"{folder}: {MODEL_FILE} and {WEIGHTS_FILE} do not fit together ({error}); {REBUILD}") from error

@@ -21,7 +21,6 @@ import numpy.typing as npt
 from cramlm.evaluation.calibration import calibrate, calibrate_labels, calibrate_numbers
 from cramlm.evaluation.combination import Combination, combine_on_dev
 from cramlm.evaluation.kinds import KINDS
-from cramlm.linear.features import TextMatrices
 from cramlm.linear.files import Setting
 from cramlm.linear.fit import FEW_TEXTS, in_coordinates
 from cramlm.linear.model import LinearModel
@@ -59,7 +58,8 @@ class Teacher:
         """Return the targets of texts, float32 (texts, labels): probabilities, or standardized numbers."""
         if not texts:
             return np.zeros((0, len(self.combination.labels)), dtype=np.float32)
-        shared, kind = TextMatrices(texts), KINDS[self.combination.kind]
+        kind = KINDS[self.combination.kind]
+        shared = next(iter(self.models.values())).prepare(texts)
         outputs = {name: kind.outputs(model.logits_of_features(model.features(shared))) for name, model in self.models.items()}
         return self.scale.standardized(kind.outputs(self.combination.logits(outputs)))
 

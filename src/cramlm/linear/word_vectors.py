@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ from cramlm.linear.files import REBUILD, read_file
 from cramlm.records import PAIR_BOUNDARY, FloatArray
 from cramlm.retrieval.bm25.terms import split_terms
 from cramlm.storage.arrays import offsets_of, unit_vectors
+from cramlm.text.characters import remove_diacritics
 from cramlm.text.markers import Markers
 
 FREQUENT: Final = 5e-5
@@ -57,6 +59,13 @@ class WordVectors:
         vocabulary = tokens.vocabulary
         columns = np.array([self._columns.get(vocabulary.term(number), -1) for number in range(len(vocabulary))], np.int32)
         return self.of_counts(count_columns(columns[tokens.token], tokens.starts, len(self.words)))
+
+    def coverage(self, texts: Sequence[str]) -> tuple[float, float]:
+        """The share of the words of texts that have a vector, and the share that would have one if no word had diacritics."""
+        counts, bare = Counter(word for text in texts for word in split_terms(text)), {remove_diacritics(word) for word in self.words}
+        known = sum(count for word, count in counts.items() if word in self._columns)
+        known_bare = sum(count for word, count in counts.items() if remove_diacritics(word) in bare)
+        return known / max(1, counts.total()), known_bare / max(1, counts.total())
 
     def width(self, markers: Markers | None) -> int:
         """Columns of `of_segments`."""

@@ -31,9 +31,10 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from cramlm.config.run import TokenizerConfig
 from cramlm.errors import ArtifactError, DataError
-from cramlm.records import IntArray, count
+from cramlm.records import Diacritics, IntArray, count
 from cramlm.storage.arrays import offsets_of, spread
 from cramlm.storage.locks import environment_faults
+from cramlm.text.characters import DIACRITICS
 
 TOKENIZER_FILE: Final = "tokenizer.json"
 SPECIAL_ROLES: Final = ("pad", "unk", "cls", "sep", "mask")
@@ -378,8 +379,10 @@ _RUN: Final = re.compile(rf"\S{{{LONGEST_WORD + 1}}}")
 _RAREST: Final = 1e-6  # a character rarer than this gets no token of its own
 
 
-def train_tokenizer(texts: Iterable[str], config: TokenizerConfig, folder: Path) -> None:
+def train_tokenizer(texts: Iterable[str], config: TokenizerConfig, folder: Path, *, diacritics: Diacritics = "keep") -> None:
     """Train on at most `config.sample_bytes` of `texts`, evenly spread over them, and write `folder/tokenizer.json`.
+
+    diacritics: "remove" = the tokenizer removes them from every text (text/characters.py).
 
     The same texts in the same order give the same bytes, for any number of threads. The vocabulary is smaller than configured if the texts
     have fewer pieces; never larger.
@@ -387,7 +390,7 @@ def train_tokenizer(texts: Iterable[str], config: TokenizerConfig, folder: Path)
     Raises:
         DataError: if a text holds a lone surrogate, or there is no text at all.
     """
-    backend = _untrained(config)
+    backend = _untrained(config, diacritics)
     normalizer = backend.normalizer
     normalised = (normalizer.normalize_str(text) for text in _thinned(texts, config.sample_bytes))
     # An over-long word, whose training takes a time quadratic in its length, is no known word of the trained tokenizer either.
@@ -409,8 +412,11 @@ def train_tokenizer(texts: Iterable[str], config: TokenizerConfig, folder: Path)
         (folder / TOKENIZER_FILE).write_text(text, "utf-8")
 
 
-def _untrained(config: TokenizerConfig) -> tokenizers.Tokenizer:
-    steps: list[Any] = [normalizers.Replace(tokenizers.Regex(_DROPPED), ""), normalizers.NFC()]
+def _untrained(config: TokenizerConfig, diacritics: Diacritics) -> tokenizers.Tokenizer:
+    steps: list[Any] = [normalizers.Replace(tokenizers.Regex(_DROPPED), "")]
+    if diacritics == "remove":
+        steps += [normalizers.NFD(), normalizers.Replace(tokenizers.Regex(DIACRITICS), "")]
+    steps.append(normalizers.NFC())
     if config.lowercase:
         steps.append(normalizers.Lowercase())
     match config.kind:

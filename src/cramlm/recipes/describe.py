@@ -72,6 +72,8 @@ def _data_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
         yield "raw text", f"{retriever.url}/{retriever.index}: {_retrieval(retriever)}"
     elif retriever is not None and config.corpus is not None:
         yield "raw text", f"{', '.join(config.corpus.files)}: {_retrieval(retriever)}"
+    if config.diacritics == "remove":
+        yield "diacritics", "removed from the terms of BM25, words and tokens"
     if config.model == "encoder":
         encoder = config.encoder
         size = f"{encoder.shape}, {counted(encoder.layers, 'layer')} of width {encoder.hidden}"

@@ -7,6 +7,7 @@ mathematical and other compatibility forms. Marks, digits and punctuation belong
 from __future__ import annotations
 
 import functools
+import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -45,6 +46,8 @@ _INVISIBLE: Final = frozenset(
 )
 _WITH_MARKS: Final = (*range(0x80, 0x20000), *range(0xE0000, 0xE0200))  # above are ideographs, private use and unassigned code points
 _ZERO_WIDTH_SPACE: Final = "\u200b"
+DIACRITICS: Final = r"[\u0300-\u036f]"
+_DIACRITICS: Final = re.compile(DIACRITICS)
 _NAMES = {
     **dict.fromkeys(("CJK", "IDEOGRAPHIC", "OLD CHINESE"), "Han"),
     **dict.fromkeys(("HIRAGANA", "KATAKANA", "KATAKANA-HIRAGANA", "HENTAIGANA", "MASU"), "Kana"),
@@ -63,6 +66,16 @@ def normalise(text: str) -> str:
     if text.isascii():
         return text.lower()
     return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
+
+
+def remove_diacritics(text: str) -> str:
+    """Return the text without accents, tone marks and the other marks in U+0300 to U+036F, in NFC.
+
+    These combine with Latin, Greek and Cyrillic letters. The marks of other scripts, which write vowels, stay.
+    """
+    if text.isascii():
+        return text
+    return unicodedata.normalize("NFC", _DIACRITICS.sub("", unicodedata.normalize("NFD", text)))
 
 
 def is_letter(character: str) -> bool:

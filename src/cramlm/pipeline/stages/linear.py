@@ -29,6 +29,7 @@ from cramlm.planning.budget import Speed, plan_selection
 from cramlm.records import Event, Task
 from cramlm.storage.arrays import save_array
 from cramlm.storage.artifacts import Artifact, hash_json
+from cramlm.text.characters import remove_diacritics
 
 DEV_PREDICTIONS: Final = "dev-predictions.npy"
 FIT_FILE: Final = "fit.json"
@@ -47,6 +48,8 @@ FIT_FACTS: Final = (
     "seconds",
 )
 """Fields of fit.json that scores.json repeats, if the model has them."""
+MANY_WITH_OTHER_DIACRITICS: Final = 0.05
+"""Share of the words of the training texts from which a warning pays."""
 _VERSION: Final = 9
 _STATIC_VERSION: Final = 10
 
@@ -89,7 +92,7 @@ def fit_baseline(run: RunContext) -> Artifact:
     """Fit a linear model on TF-IDF."""
 
     def write(target: Path) -> None:
-        _save(fit_linear(run.task, search_space(run.config), stage="baseline", emit=run.emit), target)
+        _save(fit_linear(_words_of(run), search_space(run.config), stage="baseline", emit=run.emit), target, run.config)
 
     stage = Stage("baseline", _VERSION, _settings(run.config), {"task": _task(run.task)}, write, unused=_unused(run.task))
     return run.build(stage)
@@ -101,10 +104,13 @@ def fit_naive_bayes(run: RunContext, selection: SelectedPassages) -> Artifact | 
         return None
 
     def write(target: Path) -> None:
-        passages = selection.texts()[: len(selection.table)]
-        _save(fit_bayes(run.task, passages, selection.unlabelled, metric=run.config.metric, seed=run.config.seed, emit=run.emit), target)
+        passages, unlabelled = list(selection.texts()[: len(selection.table)]), list(selection.unlabelled)
+        if run.config.diacritics == "remove":
+            passages, unlabelled = (list(map(remove_diacritics, texts)) for texts in (passages, unlabelled))
+        options: dict[str, Any] = {"metric": run.config.metric, "seed": run.config.seed, "emit": run.emit}
+        _save(fit_bayes(_words_of(run), passages, unlabelled, **options), target, run.config)
 
-    settings = {"seed": run.config.seed, "metric": run.config.metric}
+    settings = {"seed": run.config.seed, "metric": run.config.metric, **run.config.word_settings}
     inputs = {"task": _task(run.task), "selection": fingerprint(selection)}
     unused = () if bayes_reads_seed(len(selection.table), len(selection.unlabelled)) else ("seed",)
     return run.build(Stage("bayes", 1, settings, inputs, write, unused=unused))
@@ -112,7 +118,7 @@ def fit_naive_bayes(run: RunContext, selection: SelectedPassages) -> Artifact | 
 
 def word_vectors(run: RunContext, corpus: Corpus) -> Artifact:
     """The word vectors of the corpus, from the store."""
-    return build_word_vectors(corpus, run.store, emit=run.emit)
+    return build_word_vectors(corpus, run.store, diacritics=run.config.diacritics, emit=run.emit)
 
 
 def fit_static(run: RunContext, words: Artifact, baseline: Artifact | None, bayes: Artifact | None) -> Artifact:
@@ -128,11 +134,13 @@ def fit_static(run: RunContext, words: Artifact, baseline: Artifact | None, baye
         searched = search_space(run.config)
         if baseline is not None and len(run.task.train) > FEW_TEXTS:
             searched = replace(searched, variants=(LinearModel.load(baseline.path).tfidf.variant,))
-        fit = fit_linear(run.task, searched, stage="static", vectors=WordVectors.load(words.path), emit=run.emit)
+        task, vectors = _words_of(run), WordVectors.load(words.path)
+        _warn_of_diacritics(run, vectors)
+        fit = fit_linear(task, searched, stage="static", vectors=vectors, emit=run.emit)
         if reads_more:
             loaded = {name: LinearModel.load(model.path) for name, model in others.items()}
-            fit = self_trained(fit, loaded, run.task, searched, stage="static", emit=run.emit)
-        _save(fit, target)
+            fit = self_trained(fit, loaded, task, searched, stage="static", emit=run.emit)
+        _save(fit, target, run.config)
 
     inputs: dict[str, Any] = {"task": _task(run.task), "words": words.fingerprint}
     inputs |= {"baseline": None if baseline is None else model_fingerprint(baseline)}
@@ -148,7 +156,7 @@ def _unused(task: Task) -> tuple[str, ...]:
 
 
 def _settings(config: RunConfig) -> dict[str, Any]:
-    return {"config": config.baseline.model_dump(mode="json"), "seed": config.seed, "metric": config.metric}
+    return {"config": config.baseline.model_dump(mode="json"), "seed": config.seed, "metric": config.metric, **config.word_settings}
 
 
 def model_fingerprint(model: Artifact) -> str:
@@ -166,8 +174,23 @@ def _task(task: Task) -> dict[str, str]:
     return {split: content for split, content in task_fingerprint(task).items() if split not in ("test", "unlabelled")}
 
 
-def _save(fit: LinearFit, target: Path) -> None:
-    fit.model.save(target)
+def _words_of(run: RunContext) -> Task:
+    """The task with the texts that linear models read."""
+    return run.task.with_texts(remove_diacritics) if run.config.diacritics == "remove" else run.task
+
+
+def _warn_of_diacritics(run: RunContext, vectors: WordVectors) -> None:
+    """Warn if words of the training texts are in the corpus with other diacritics only."""
+    if run.config.diacritics == "remove":
+        return
+    kept, removed = vectors.coverage([example.whole_text for example in run.task.train])
+    if removed - kept > MANY_WITH_OTHER_DIACRITICS:
+        shares = f"{kept:.0%} of the words of the training texts are in the raw text, {removed:.0%} without diacritics"
+        run.emit(Event("warning", "static", f"{shares}: the two are written differently; try --set diacritics=remove"))
+
+
+def _save(fit: LinearFit, target: Path, config: RunConfig) -> None:
+    replace(fit.model, diacritics=config.diacritics).save(target)
     write_json(target / FIT_FILE, fit.as_dict())
     save_array(target / DEV_PREDICTIONS, fit.predictions)
 

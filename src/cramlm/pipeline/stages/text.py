@@ -22,6 +22,7 @@ from cramlm.model.prompts import PROMPT_FILE, Prompt, choose_words, prompt_json,
 from cramlm.model.tokenizer import TOKENIZER_FILE, UNCUT, Tokenizer, Tokens, train_tokenizer
 from cramlm.pipeline.context import EncodedTexts, RunContext, RunPlan, SelectedPassages, Stage, fingerprint, write_json
 from cramlm.records import Event, Task
+from cramlm.retrieval.bm25.analysis import Analyzer
 from cramlm.retrieval.bm25.index import build_index
 from cramlm.retrieval.elasticsearch import server_corpus
 from cramlm.retrieval.retrievers import RetrievalContext
@@ -53,7 +54,8 @@ def selection(run: RunContext, plan: RunPlan, corpus: Corpus | None) -> Selected
         return None
     out = run.folder / "selection"
     by_words = any(isinstance(member, Bm25Config) for member in members_of(plan.retriever))
-    index = build_index(corpus, run.store, emit=run.emit) if by_words else None
+    analyzer = Analyzer(diacritics=run.config.diacritics)
+    index = build_index(corpus, run.store, analyzer=analyzer, emit=run.emit) if by_words else None
 
     def open_encoder(config: DenseConfig) -> SentenceEncoder:
         from cramlm.model.sentences import open_sentence_encoder  # here: imports torch, which other retrievers do not need
@@ -81,11 +83,11 @@ def tokenizer(run: RunContext, selection: SelectedPassages | None) -> Tokenizer:
             if bytes_left < 0:
                 break
             texts.append(text)
-        train_tokenizer(texts, run.config.tokenizer, target)
+        train_tokenizer(texts, run.config.tokenizer, target, diacritics=run.config.diacritics)
         run.emit(Event("done", "tokenizer", f"{Tokenizer.load(target).vocab_size:,} tokens, a vocabulary trained on {len(texts):,} texts"))
 
     inputs = {"selection": fingerprint(selection), "task": task_fingerprint(run.task)["train"]}
-    settings = {"config": run.config.tokenizer.model_dump(mode="json")}
+    settings = {"config": run.config.tokenizer.model_dump(mode="json"), **run.config.word_settings}
     if run.pretrained is not None:
         settings, inputs = {}, {"init": run.pretrained.tokenizer.fingerprint}
     artifact = run.build(Stage("tokenizer", 1, settings, inputs, write))

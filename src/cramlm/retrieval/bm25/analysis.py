@@ -18,13 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 from cramlm.errors import EnvironmentFault, UsageError, brief
-from cramlm.records import Int32Array, IntArray
+from cramlm.records import Diacritics, Int32Array, IntArray
 from cramlm.retrieval.bm25 import analysis_kernels as kernels
 from cramlm.retrieval.bm25.terms import ANALYZER, PAIRS, kind_of, split_terms
 from cramlm.storage.arrays import cached_on_disk, joined, offsets_of, read_only
 from cramlm.storage.artifacts import hash_json
 from cramlm.text import characters
-from cramlm.text.characters import is_unknown, normalise
+from cramlm.text.characters import is_unknown, normalise, remove_diacritics
 
 ByteArray: TypeAlias = npt.NDArray[np.uint8]
 _Scalar = TypeVar("_Scalar", bound=np.generic)
@@ -51,11 +51,12 @@ class Analyzer:
     """What an index does with the terms of a text: leave out stop words, then stem the others. Queries are analyzed in the same way.
 
     stop_words: terms, sorted. stemmer: a Snowball algorithm, like "english" or "porter" (needs PyStemmer); "none" = no stemming. A term
-    whose stem is not one term is kept as it is.
+    whose stem is not one term is kept as it is. diacritics: "remove" = before stemming (text/characters.py).
     """
 
     stop_words: tuple[str, ...] = ()
     stemmer: str = "none"
+    diacritics: Diacritics = "keep"
 
     @staticmethod
     def of(stop_words: str | Iterable[str] = "none", stemmer: str = "none") -> Analyzer:
@@ -75,12 +76,14 @@ class Analyzer:
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> Analyzer:
         """Return the analyzer whose `as_dict` is this JSON data."""
-        return Analyzer(tuple(map(str, data.get("stop_words", ()))), str(data.get("stemmer", "none")))
+        diacritics: Diacritics = "remove" if data.get("diacritics") == "remove" else "keep"
+        return Analyzer(tuple(map(str, data.get("stop_words", ()))), str(data.get("stemmer", "none")), diacritics)
 
     def as_dict(self) -> dict[str, Any]:
         """Return JSON data: the settings that are not the defaults."""
         settings: dict[str, Any] = {"stop_words": list(self.stop_words)} if self.stop_words else {}
-        return settings | ({"stemmer": self.stemmer} if self.stemmer != "none" else {})
+        settings |= {"stemmer": self.stemmer} if self.stemmer != "none" else {}
+        return settings | ({"diacritics": self.diacritics} if self.diacritics != "keep" else {})
 
     @property
     def name(self) -> str:
@@ -92,12 +95,16 @@ class Analyzer:
         parts = [ANALYZER]
         if self.stop_words:
             parts.append(f"stop-{hash_json(list(self.stop_words))[:12]}")
+        if self.diacritics == "remove":
+            parts.append("no-diacritics")
         if self.stemmer != "none":
             parts.append(f"{self.stemmer}-snowball-{_pystemmer().version()}")
         return " ".join(parts)
 
     def stem(self, terms: Sequence[str]) -> list[str]:
-        """Return the stem of each term."""
+        """Return the stem of each term, without diacritics if these are removed."""
+        if self.diacritics == "remove":
+            terms = [remove_diacritics(term) for term in terms]
         if self.stemmer == "none":
             return list(terms)
         stems: list[str] = _pystemmer().Stemmer(self.stemmer).stemWords(list(terms))
