@@ -160,6 +160,14 @@ def test_a_stemmed_index_finds_inflected_words(tmp_path: Path) -> None:
     assert [term for term, _ in index.explain("connect")[0].terms] == ["connect"]
 
 
+def test_an_index_without_diacritics_finds_words_with_other_ones(tmp_path: Path) -> None:
+    index = cramlm.Index.build({"d": "Ọ̀ṣun náà"}, tmp_path / "bare", diacritics="remove")
+    assert index.search(["osun", "Òsún", "naa"]).ids == [["d"], ["d"], ["d"]]
+    assert cramlm.Index.build({"d": "Ọ̀ṣun náà"}, tmp_path / "kept").search(["osun"]).ids == [[]]
+    with pytest.raises(UsageError, match="diacritics 'none': use keep or remove"):
+        cramlm.Index.build({"d": "x"}, tmp_path / "other", diacritics="none")  # type: ignore[typeddict-item]
+
+
 def test_indexes_of_other_settings_share_the_corpus_and_not_the_segments(tmp_path: Path) -> None:
     plain = cramlm.Index.build(TEXTS, tmp_path)
     stopped = cramlm.Index.build(TEXTS, tmp_path, stop_words="english")

@@ -16,6 +16,7 @@ from cramlm.cli.options import (
     BM25,
     NORM_HELP,
     OTHER_FORMATS,
+    Diacritics,
     DuplicatesOption,
     IdColumn,
     JsonOption,
@@ -200,10 +201,13 @@ def index(
         str,
         typer.Option(metavar="NAME", help="none, or a Snowball algorithm like english or porter (cramlm[search]).", rich_help_panel=BM25),
     ] = "none",
+    diacritics: Annotated[
+        Diacritics, typer.Option(metavar="CHOICE", help="keep, or remove accents and tone marks (U+0300 to U+036F).", rich_help_panel=BM25)
+    ] = "keep",
 ) -> None:
     """Read raw text once and build its BM25 index.
 
-    `search`, `select` and `fit` use it. The index records k1, b, norm, stop words and stemmer; queries are analyzed in the same way.
+    `search`, `select` and `fit` use it. The index records k1, b, norm, stop words, stemmer and diacritics; queries are analyzed alike.
 
     Examples:
         cramlm index 'corpus/*.jsonl.zst' -o index
@@ -217,7 +221,7 @@ def index(
 
     columns = {"text_column": text_column, "id_column": id_column}
     config = resolve_corpus(corpus, **columns, on_bad_row=on_bad_row, duplicates=duplicates, passage_words=passage_words)
-    analyzer, used = Analyzer.of(read_stop_words(stop_words), stemmer), {"scoring": Scoring(k1, b, norm)}
+    analyzer, used = Analyzer.of(read_stop_words(stop_words), stemmer, diacritics), {"scoring": Scoring(k1, b, norm)}
     with console_events() as emit, executor_for(ray, workers) as executor:
         build_catalog(config, out, **used, analyzer=analyzer, workers=workers, executor=None if ray is None else executor, emit=emit)
     print(out)

@@ -212,6 +212,7 @@ Preset = Literal["tiny", "mini", "small", "base", "bert-base", "bert-large"]
 TrackerName = Literal["tensorboard", "wandb", "mlflow", "trackio"]
 RetrieverName = Literal["bm25", "dsir", "dense", "random", "union"]
 Norm = Literal["exact", "lucene"]
+Diacritics = Literal["keep", "remove"]
 Precision = Literal["auto", "fp32", "bf16"]
 NORM_HELP = "Document lengths: exact, or lucene: as Lucene stores them, in one byte"
 ModelArgument = Annotated[

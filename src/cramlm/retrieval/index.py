@@ -23,7 +23,7 @@ from cramlm.errors import ArtifactError, DataError, UsageError, brief, counted
 from cramlm.io.executors import Executor
 from cramlm.io.machine import available_cores
 from cramlm.io.paths import looks_like_misspelt_path, looks_like_path, require_paths
-from cramlm.records import Emit, FloatArray, Int32Array, IntArray, silent
+from cramlm.records import Diacritics, Emit, FloatArray, Int32Array, IntArray, silent
 from cramlm.retrieval.bm25.analysis import PLAIN, Analyzer
 from cramlm.retrieval.bm25.index import BM25, Bm25Index, build_index
 from cramlm.retrieval.bm25.search import Norm, Scoring
@@ -55,6 +55,7 @@ class IndexSettings(TypedDict, total=False):
     norm: Norm
     stop_words: str | Sequence[str]
     stemmer: str
+    diacritics: Diacritics
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,7 +153,7 @@ class Index:
         """
         folder = Path(out)
         scoring = Scoring(settings.get("k1", BM25.k1), settings.get("b", BM25.b), settings.get("norm", BM25.norm))
-        analyzer = Analyzer.of(settings.get("stop_words", "none"), settings.get("stemmer", "none"))
+        analyzer = Analyzer.of(settings.get("stop_words", "none"), settings.get("stemmer", "none"), settings.get("diacritics", "keep"))
         columns: dict[str, Any] = {name: value for name, value in settings.items() if name in CorpusConfig.model_fields}
         if unknown := sorted(set(settings) - set(IndexSettings.__annotations__)):
             raise UsageError(f"no setting {unknown[0]!r} of an index; it has {', '.join(IndexSettings.__annotations__)}")

@@ -12,7 +12,7 @@ import functools
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -59,19 +59,21 @@ class Analyzer:
     diacritics: Diacritics = "keep"
 
     @staticmethod
-    def of(stop_words: str | Iterable[str] = "none", stemmer: str = "none") -> Analyzer:
-        """Return the analyzer with these stop words ("none", "english", or the words themselves) and stemmer.
+    def of(stop_words: str | Iterable[str] = "none", stemmer: str = "none", diacritics: Diacritics = "keep") -> Analyzer:
+        """Return the analyzer with these stop words ("none", "english", or the words themselves), stemmer and diacritics.
 
         Raises:
-            UsageError: there is no such list or stemmer. EnvironmentFault: PyStemmer is missing.
+            UsageError: there is no such list, stemmer or choice. EnvironmentFault: PyStemmer is missing.
         """
+        if diacritics not in (choices := get_args(Diacritics)):
+            raise UsageError(f"diacritics {brief(diacritics)}: use {' or '.join(choices)}")
         if isinstance(stop_words, str):
             if stop_words not in _STOP_WORDS:
                 raise UsageError(f"no list of stop words {brief(stop_words)}; use {' or '.join(_STOP_WORDS)}, or pass the words")
             stop_words = _STOP_WORDS[stop_words]
         if stemmer != "none" and stemmer not in (known := _pystemmer().algorithms()):
             raise UsageError(f"no stemmer {brief(stemmer)}; use none, {', '.join(known)}")
-        return Analyzer(tuple(sorted({term for word in stop_words for term in analyze(word)})), stemmer)
+        return Analyzer(tuple(sorted({term for word in stop_words for term in analyze(word)})), stemmer, diacritics)
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> Analyzer:
