@@ -345,7 +345,7 @@ def test_sigterm_saves_and_exits_75_and_the_same_command_finishes(fitted: Path, 
     for steps in (100, 1_000, 10_000):  # the signal may come after the last step
         longer = [*arguments, "--set", f"phases[0].steps={steps}"]
         process = start(*longer)
-        while process.poll() is None and not list((tmp_path / "run/.work").rglob("manifest.json")):
+        while process.poll() is None and not list((tmp_path / "run/.work").glob("phase-1-joint/step-*/manifest.json")):  # published ones
             time.sleep(0.02)
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=PATIENCE)
