@@ -404,6 +404,7 @@ def test_a_dry_run_lists_the_stages_that_the_retriever_needs() -> None:
     first = local.index("corpus")
     assert remote == [*local[:first], "server", "corpus", *local[first + 2 :]], "a corpus of the server's hits, without an index of words"
     assert "http://localhost:9200/passages: elasticsearch" in describe_run(on_a_server)
+    assert "token embeddings start from word vectors of the corpus" in describe_run(on_a_server)
 
 
 def test_recipes_show_describes_the_data_and_the_terms_that_run_on_a_task(tmp_path: Path) -> None:

@@ -120,6 +120,14 @@ def test_the_parts_of_the_method_are_named(recipe: str, texts: int, present: lis
         assert not any(phrase in card for phrase in absent)
 
 
+def test_embeddings_start_from_word_vectors_of_a_search_server_and_from_co_occurrence_without_raw_text() -> None:
+    given = facts_of(recipes.tlm(train="", corpus="corpus.jsonl"))
+    server = {"kind": "elasticsearch", "url": "http://localhost:9200", "index": "passages"}
+    for retriever, start in ((server, "embeddings from word vectors and co-occurrence"), (None, "co-occurrence embeddings")):
+        config = {**given["config"], "corpus": None, "retriever": retriever}
+        assert f"a linear teacher, {start}, layers" in model_card({**given, "config": config})
+
+
 def test_unknown_terms_are_omitted_and_a_number_has_no_logit_adjustment() -> None:
     given = facts_of(recipes.tlm(train="", corpus="corpus.jsonl"))
     given["config"]["phases"][0]["terms"] = None

@@ -207,7 +207,7 @@ def index(
 ) -> None:
     """Read raw text once and build its BM25 index.
 
-    `search`, `select` and `fit` use it. The index records k1, b, norm, stop words, stemmer and diacritics; queries are analyzed alike.
+    `search`, `select` and `fit` use it. The index records k1, b, norm, stop words, stemmer and diacritics; they apply to queries, too.
 
     Examples:
         cramlm index 'corpus/*.jsonl.zst' -o index

@@ -243,14 +243,12 @@ def _parts(facts: Mapping[str, Any], phases: Sequence[PhaseConfig]) -> list[Part
             if term.teacher != LINEAR_TEACHER:
                 text = f"Pseudo-labels: {soft_labels} that the model of phase {term.teacher} predicts for the raw text"
                 parts.append(Part("pseudo-labels", f"{text} ({_weights([(phase, term)])})."))
-    if encoder.embedding_init == "cooccurrence" or (encoder.embedding_init == "words" and not config.get("corpus")):
+    if encoder.embedding_init == "cooccurrence" or (encoder.embedding_init == "words" and not config.get("retriever")):
         text = "Co-occurrence embeddings: token embeddings start from token co-occurrence (PPMI + SVD)."
         parts.append(Part("co-occurrence embeddings", text))
     elif encoder.embedding_init == "words":
-        text = (
-            "Embeddings from word vectors and co-occurrence: token embeddings start from vectors of the corpus's words (PPMI + SVD, ridge"
-        )
-        parts.append(Part("embeddings from word vectors and co-occurrence", f"{text} regression) and from token co-occurrence."))
+        name, sources = "embeddings from word vectors and co-occurrence", "word vectors of the raw text (PPMI + SVD, ridge regression)"
+        parts.append(Part(name, f"{name.capitalize()}: token embeddings start from {sources} and token co-occurrence."))
     if encoder.starts_from_context:
         text = "Layers that start by copying neighbours: initial attention adds to each token the embeddings of those around it."
         parts.append(Part("layers that start by copying neighbours", text))

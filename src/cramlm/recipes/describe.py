@@ -103,7 +103,7 @@ def _start_of(config: RunConfig) -> str:
     match encoder.embedding_init:
         case "random":
             start = "random"
-        case "words" if config.corpus is not None:
+        case "words" if config.retriever is not None:  # a search server has raw text, too
             start = "from word vectors of the corpus and co-occurrence counts"
         case _:
             start = "from co-occurrence counts"

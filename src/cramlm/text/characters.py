@@ -47,6 +47,7 @@ _INVISIBLE: Final = frozenset(
 _WITH_MARKS: Final = (*range(0x80, 0x20000), *range(0xE0000, 0xE0200))  # above are ideographs, private use and unassigned code points
 _ZERO_WIDTH_SPACE: Final = "\u200b"
 DIACRITICS: Final = r"[\u0300-\u036f]"
+"""Pattern of the marks that `remove_diacritics` removes from decomposed text."""
 _DIACRITICS: Final = re.compile(DIACRITICS)
 _NAMES = {
     **dict.fromkeys(("CJK", "IDEOGRAPHIC", "OLD CHINESE"), "Han"),

@@ -5,6 +5,7 @@ A model's stage publishes the best candidate on dev, a report (fit.json) and the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -49,7 +50,7 @@ FIT_FACTS: Final = (
 )
 """Fields of fit.json that scores.json repeats, if the model has them."""
 MANY_WITH_OTHER_DIACRITICS: Final = 0.05
-"""Share of the words of the training texts from which a warning pays."""
+"""A larger share of the words of the training texts that the raw text has with other diacritics only gives a warning."""
 _VERSION: Final = 9
 _STATIC_VERSION: Final = 10
 
@@ -104,7 +105,8 @@ def fit_naive_bayes(run: RunContext, selection: SelectedPassages) -> Artifact | 
         return None
 
     def write(target: Path) -> None:
-        passages, unlabelled = list(selection.texts()[: len(selection.table)]), list(selection.unlabelled)
+        passages: Sequence[str] = selection.texts()[: len(selection.table)]
+        unlabelled: Sequence[str] = selection.unlabelled
         if run.config.diacritics == "remove":
             passages, unlabelled = (list(map(remove_diacritics, texts)) for texts in (passages, unlabelled))
         options: dict[str, Any] = {"metric": run.config.metric, "seed": run.config.seed, "emit": run.emit}
