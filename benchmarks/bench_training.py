@@ -152,7 +152,7 @@ def measure_size(
     save_classifier(model, tokenizer, folder / "classifier", labels=[f"l{i}" for i in range(text.label_count)], max_length=LENGTH)
     special = special_ids(tokenizer)
     named = {"pad": special.pad, "cls": special.cls, "sep": special.sep, "mask": special.mask}
-    released = ReleasedModel(folder / "mlm", folder / "classifier")
+    released = ReleasedModel.load(folder / "mlm", folder / "classifier")
     difference = loss_difference(model, released, external, special)
     pairs = [(list(map(int, task[i])), int(text.labels[i])) for i in range(len(task))]
     texts = [list(map(int, external[i])) for i in range(len(external))]

@@ -19,19 +19,22 @@ LENGTH = 128
 
 
 class ReleasedModel(nn.Module):
-    """BERT of transformers with both heads, from two exported folders of one cramlm model."""
+    """BERT of transformers with both heads, from BertForMaskedLM and BertForSequenceClassification."""
 
-    def __init__(self, mlm: Path, classifier: Path) -> None:
+    def __init__(self, masked: Any, classified: Any) -> None:
         super().__init__()
-        from transformers import BertForMaskedLM, BertForSequenceClassification
-
-        masked = BertForMaskedLM.from_pretrained(mlm)
-        classified = BertForSequenceClassification.from_pretrained(classifier)
         self.bert = classified.bert
         self.dropout = classified.dropout
         self.classifier = classified.classifier
         self.cls = masked.cls
         self.cls.predictions.decoder.weight = self.bert.embeddings.word_embeddings.weight
+
+    @classmethod
+    def load(cls, mlm: Path, classifier: Path) -> ReleasedModel:
+        """From two exported folders of one cramlm model."""
+        from transformers import BertForMaskedLM, BertForSequenceClassification
+
+        return cls(BertForMaskedLM.from_pretrained(mlm), BertForSequenceClassification.from_pretrained(classifier))
 
     def losses(self, token_ids: Tensor, attention_mask: Tensor, mlm_labels: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Return the MLM loss over positions whose label is not -100, and the task loss if there are labels."""
@@ -60,7 +63,9 @@ class ReleasedLoop:
         learning_rate: float = 1e-4,
         steps: int = 100_000,
         seed: int = 0,
+        device: torch.device | str = "cpu",
     ) -> None:
+        self.device = torch.device(device)
         self.model, self.external, self.task = model.train(), external, task
         self.special, self.vocab_size, self.batch, self.external_per_task = special, vocab_size, batch, external_per_task
         self.mlm_weight, self.rng, self.done = mlm_weight, random.Random(seed), 0
@@ -83,9 +88,9 @@ class ReleasedLoop:
         else:
             rows = self.rng.sample(self.task, self.batch)
             texts = [text for text, _ in rows]
-            labels = torch.tensor([label for _, label in rows])
-        token_ids, attention_mask, mlm_labels = self.collate(texts)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+            labels = torch.tensor([label for _, label in rows]).to(self.device)
+        token_ids, attention_mask, mlm_labels = (each.to(self.device) for each in self.collate(texts))
+        with torch.autocast(self.device.type, dtype=torch.bfloat16):
             mlm, task = self.model.losses(token_ids, attention_mask, mlm_labels, labels)
             loss = mlm if task is None else (self.mlm_weight * mlm + task) / (self.mlm_weight + 1)
         loss.backward()  # type: ignore[no-untyped-call]

@@ -242,6 +242,11 @@ class RunConfig(FrozenModel):
         description="where the encoder is trained and evaluated: cpu, cuda, cuda:N; auto: a CUDA GPU if PyTorch has one. A run that "
         "was begun on one device can be finished on another, though not to the same bits",
     )
+    compile_layers: bool | None = Field(
+        None,
+        description="on a GPU: fuse the encoder's operations by torch.compile, which takes half a minute; None = in phases of at least "
+        "1e16 operations without dropout",
+    )
     init: str | None = Field(
         None,
         description="folder of pretrained weights to start from: a Hugging Face folder of BERT, RoBERTa or ModernBERT, or export/mlm of a "

@@ -100,11 +100,11 @@ def pool(hidden: Tensor, first: Tensor, sequence: Tensor, config: HeadConfig) ->
         case "cls":
             return hidden.index_select(0, first)
         case "mean":
-            real = (sequence >= 0).nonzero().squeeze(1)
-            owner = sequence.index_select(0, real)
-            sums = torch.zeros(len(first), hidden.shape[1], dtype=torch.float32, device=hidden.device)
-            sums = sums.index_add(0, owner, hidden.index_select(0, real).float())
-            return sums / torch.bincount(owner, minlength=len(first))[:, None]
+            owner = sequence + 1  # padding is added to row 0, so that no shape depends on values: a CUDA graph has fixed shapes
+            sums = torch.zeros(1 + len(first), hidden.shape[1], dtype=torch.float32, device=hidden.device)
+            sums = sums.index_add(0, owner, hidden.float())
+            lengths = torch.zeros(1 + len(first), device=hidden.device).index_add(0, owner, torch.ones(len(owner), device=hidden.device))
+            return sums[1:] / lengths[1:, None]
         case _:
             assert_never(config.pooling)
 

@@ -14,8 +14,9 @@ ms with PyTorch's operations in blocks, and a third of the formula's memory.
 
 Dropout has no global generator: the mask is a function of (seed, part of the batch, number of the call in the pass, element's index). Hence
 the parts of a batch can run in parallel threads, and the backward pass recomputes the mask instead of storing it. On a CPU the element's
-index is hashed with a 64-bit key (cpu_kernels.py); elsewhere PyTorch samples from a generator seeded with the key. The key is seed, part
-and call mixed by splitmix64, because keys that differ in few bits could give the same mask in another order.
+index is hashed with a 64-bit key (cpu_kernels.py). The key is seed, part and call mixed by splitmix64, because keys that differ in few bits
+could give the same mask in another order. Elsewhere PyTorch samples from a generator that is seeded with the key, or from one generator
+for all calls of a pass, seeded with the first key, as a CUDA graph needs it (training/capture.py).
 """
 
 from __future__ import annotations
@@ -34,10 +35,14 @@ from torch import Tensor
 
 
 class Mask(NamedTuple):
-    """A dropout mask: each element is 0 with probability `rate`, else 1 / (1 - rate), a function of (key, index in memory order)."""
+    """A dropout mask: each element is 0 with probability `rate`, else 1 / (1 - rate), a function of (key, index in memory order).
+
+    generator: None, or on a GPU the generator to sample from in place of the key.
+    """
 
     rate: float
     key: int  # 64 bits
+    generator: torch.Generator | None = None
 
 
 class Rotation(NamedTuple):
@@ -65,9 +70,9 @@ def attend(qkv: Tensor, bias: Tensor, rotation: Rotation | None, heads: int, mas
 
 def drop(x: Tensor, mask: Mask, *, out: Tensor | None = None) -> Tensor:
     """x times the mask; on a CPU without a gradient. out: a contiguous tensor like x, may be x; None = a new one."""
-    rate, key = mask
+    rate, key, generator = mask
     if not hashes(x):
-        generator = torch.Generator(x.device).manual_seed(key)
+        generator = generator or torch.Generator(x.device).manual_seed(key)
         kept = torch.rand(x.shape, generator=generator, device=x.device) >= rate
         return torch.div(x * kept, 1 - rate, out=out)
     x = x.contiguous()
@@ -365,6 +370,9 @@ def weighted_cross_entropy(logits: Tensor, targets: Tensor, weights: Tensor) -> 
     logits (M, V), targets (M,) int64, weights (M,) -> scalar and (M,), in float32. Only the scalar has a gradient, and only
     with respect to the logits.
     """
+    if logits.device.type == "cuda":  # memory for the plain formula is there, and torch.compile can fuse it
+        losses = F.cross_entropy(logits.float(), targets, reduction="none")
+        return (losses * weights).sum(), losses.detach()
     both: tuple[Tensor, Tensor] = _WeightedCrossEntropy.apply(logits, targets, weights, is_compiled(logits))  # type: ignore[no-untyped-call]
     return both
 
@@ -423,20 +431,22 @@ class Dropout:
     """The dropout of one forward pass over one part of a batch; the order of the calls determines the masks.
 
     rate: of activations. attention_rate: of attention probabilities. The masks of each have their own keys: neither rate changes the
-    other's masks.
+    other's masks. generator: None, or a generator of the GPU that all masks are sampled from, in the order of the calls.
     """
 
-    def __init__(self, rate: float, seed: int, *, attention_rate: float = 0.0, part: int = 0) -> None:
+    def __init__(
+        self, rate: float, seed: int, *, attention_rate: float = 0.0, part: int = 0, generator: torch.Generator | None = None
+    ) -> None:
         assert 0 <= rate < 1
         assert 0 <= attention_rate < 1
-        self.rate, self.attention_rate = rate, attention_rate
+        self.rate, self.attention_rate, self._generator = rate, attention_rate, generator
         self._keys, self._attention_keys = _keys(seed, part), _keys(seed, part, _ATTENTION)
 
     def __call__(self, x: Tensor) -> Tensor:
         """x with each element set to 0 with probability `rate`, the others divided by 1 - rate."""
         if self.rate == 0:
             return x
-        mask = Mask(self.rate, next(self._keys))
+        mask = Mask(self.rate, next(self._keys), self._generator)
         if not hashes(x):
             return drop(x, mask)
         result: Tensor = _Dropped.apply(x, mask)  # type: ignore[no-untyped-call]
@@ -444,7 +454,7 @@ class Dropout:
 
     def attention(self) -> Mask | None:
         """The mask of the next layer's attention probabilities; None at a rate of 0."""
-        return Mask(self.attention_rate, next(self._attention_keys)) if self.attention_rate else None
+        return Mask(self.attention_rate, next(self._attention_keys), self._generator) if self.attention_rate else None
 
 
 def no_dropout() -> Dropout:

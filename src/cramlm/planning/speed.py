@@ -144,7 +144,7 @@ def count_step(setup: TrainingSetup) -> tuple[float, int | None]:
 def count_flops(setup: TrainingSetup) -> float:
     """`flops_per_token` of a `Measurement`; no update is run, and no weights are made."""
     model = empty_model(ModelSpec(setup.encoder, setup.head, vocab_size=setup.vocab_size, labels=_LABELS))
-    return _flops_per_token(model, _random_batches(setup), setup.phase)
+    return _flops_per_token(model, random_batches(setup), setup.phase)
 
 
 def least_step_memory(setup: TrainingSetup) -> int:
@@ -198,7 +198,7 @@ class _Trial:
         self._phase = phase
         spec = ModelSpec(setup.encoder, setup.head, vocab_size=setup.vocab_size, labels=_LABELS)
         self._model = build_model(spec, seed=0).to(setup.device)
-        self._batches = _random_batches(setup)
+        self._batches = random_batches(setup)
         self._updater = Updater(self._model, phase, precision=setup.precision)
         self._step = 0
 
@@ -219,7 +219,8 @@ class _Trial:
         return _flops_per_token(self._model, self._batches, self._phase)
 
 
-def _random_batches(setup: TrainingSetup) -> Batches:
+def random_batches(setup: TrainingSetup) -> Batches:
+    """Batches of random sequences."""
     special = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4, vocab_size=setup.vocab_size)
     external, task = (random_pool(setup.phase, special, origin, setup.lengths) for origin in ("external", "task"))
     return Batches(setup.phase, external, task, seed=0, phase_index=0, special=special)

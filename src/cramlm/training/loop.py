@@ -11,12 +11,14 @@ rank 0 may do runs inside `ranks.on_leader`.
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -32,16 +34,19 @@ from cramlm.io.machine import trim_memory
 from cramlm.model.model import Model, Precision
 from cramlm.records import Batch, Emit, Event, silent
 from cramlm.training.batching import Batches, torch_seed
+from cramlm.training.capture import CapturedGradients, CapturedUpdate, compiled_layers, compiled_layers_unused
 from cramlm.training.checkpoints import Checkpoint, Progress, checkpoint_path, load_newest, restore_weights, save_checkpoint
 from cramlm.training.distributed import sum_losses
-from cramlm.training.objective import Losses, count_parameters, executed_flops, gradients, in_parts, objective_of, paper_flops
+from cramlm.training.objective import count_parameters, executed_flops, gradients, in_parts, objective_of, paper_flops
 from cramlm.training.optimizers import build_optimizer, learning_rate_factor
+from cramlm.training.prefetch import batches_of
 from cramlm.training.ranks import ALONE, Ranks, Stop, never
 from cramlm.training.sequences import shard
 
 _TIMES: Final = 10  # dev evaluations and checkpoints in a phase, unless it sets them
 _REPORTS: Final = 100  # "step" events in a phase
 _PROGRESS_SECONDS: Final = 0.5  # least time between "progress" events
+_COMPILED_FROM: Final = 1e16  # operations of a phase that take longer than compiling saves
 _SPIKE_SIGMAS: Final = 6.0
 _SPIKE_HISTORY: Final = 50  # steps of one kind before spikes are reported
 _SPIKE_DECAY: Final = 0.98
@@ -72,6 +77,7 @@ class TrainingJob:
     fingerprint: everything that the bits depend on; a checkpoint with another fingerprint is an error.
     dev: None = no evaluation. A phase that learns no labels is never evaluated.
     stop: called at every step boundary; returns the exit code of a signal that was received, else None.
+    compile_layers: as in the config.
     ranks: the processes that train together. Each passes its own job; the weights, `work` and `dev` of rank 0 are used.
     """
 
@@ -83,6 +89,7 @@ class TrainingJob:
     emit: Emit = silent
     stop: Stop = never
     ranks: Ranks = ALONE
+    compile_layers: bool | None = None
 
     @property
     def phase(self) -> PhaseConfig:
@@ -127,7 +134,7 @@ def train_phase(model: Model, job: TrainingJob) -> PhaseResult:
     run = _PhaseRun(model, job)
     run.resume()
     trim_memory()  # what the stages before training have freed
-    with deterministic(model.device):
+    with deterministic(model.device), compiled_layers(model, run.compiles):
         run.train()
     return run.finish()
 
@@ -144,6 +151,15 @@ class _PhaseRun:
         self.progress = Progress(device=model.device.type)
         self.best: dict[str, Tensor] = {}
         self.saved_step: int | None = None
+        self.pending: Callable[[], None] | None = None  # reads and records the numbers of the last step
+
+    @property
+    def compiles(self) -> bool:
+        """Return True if layers are compiled (`RunConfig.compile_layers`)."""
+        phase, wanted = self.phase, self.job.compile_layers
+        if self.model.device.type != "cuda" or phase.dropout or phase.attention_dropout or wanted is False or not self.steps:
+            return False
+        return wanted or self.steps * executed_flops(self.model, self.job.batches.batch(0), phase) >= _COMPILED_FROM
 
     @property
     def weights(self) -> dict[str, Tensor]:
@@ -180,15 +196,20 @@ class _PhaseRun:
     def train(self) -> None:
         """Run the remaining steps."""
         dev = self.job.dev if self.phase.learns_labels else None
-        evaluate_every = self.phase.evaluate_every or max(1, self.steps // _TIMES)
-        checkpoint_every = self.phase.checkpoint_every or max(1, self.steps // _TIMES)
         initial = self.job.ranks.on_leader(lambda: None if dev is None else dev.initial)
         clock = time.perf_counter()
         if dev is not None and initial is not None and self.phase.keep == "best" and self.progress.step == 0:
             self.record_scores({dev.metric: initial}, metric=dev.metric)
+        with closing(batches_of(self.job.batches, range(self.progress.step, self.steps), self.model.device)) as made:
+            self.train_on(made, dev, clock)
+
+    def train_on(self, made: Iterator[Batch], dev: DevEvaluation | None, clock: float) -> None:
+        """Run the remaining steps on their batches. clock: when the time that is not in `progress` began."""
+        evaluate_every = self.phase.evaluate_every or max(1, self.steps // _TIMES)
+        checkpoint_every = self.phase.checkpoint_every or max(1, self.steps // _TIMES)
         while self.progress.step < self.steps:
             self.stop_if_signalled()
-            self.step()
+            self.step(next(made))
             done, last = self.progress.step, self.progress.step == self.steps
             if dev is not None and (last or done % evaluate_every == 0):
                 self.evaluate(dev)
@@ -202,6 +223,7 @@ class _PhaseRun:
         """Save and raise Stopped if any rank received a signal."""
         exit_code = self.job.ranks.largest_exit_code(self.job.stop())
         if exit_code is not None:
+            self.record_last_step()
             self.save()
             raise Stopped(
                 f"{self.job.stage} stopped after step {self.progress.step} of {self.steps}; "
@@ -209,33 +231,59 @@ class _PhaseRun:
                 exit_code=exit_code,
             )
 
-    def step(self) -> None:
-        """One update on the batch of the current step; a rank computes its rows of it."""
+    def step(self, batch: Batch) -> None:
+        """One update on the batch of the current step; a rank computes its rows of it.
+
+        A GPU computes it while this process goes on; its numbers are read after the next step was started, or at a boundary.
+        """
         step, rank, batches = self.progress.step, self.job.ranks.index, self.job.batches
-        batch = batches.batch(step)
         purpose = f"dropout {rank}" if rank else "dropout"
-        try:
-            update = self.updater.update(
+        with self.reported_divergence(step):
+            update = self.updater.start(
                 batch,
                 step=step,
                 factor=learning_rate_factor(self.phase.schedule, step, self.steps),
                 dropout_seed=torch_seed(batches.seed, phase_index=batches.phase_index, purpose=purpose, index=step),
             )
-        except DivergedError as error:
-            numbers = {origin: [each.start, each.stop] for origin, each in batches.sequence_numbers(step).items()}
-            self.job.emit(Event("warning", self.job.stage, str(error), data={"step": step, "sequence_numbers": numbers}))
-            raise
+        tokens, rates = batch.tokens, self.updater.optimizer.learning_rates
+        self.record_last_step()
+
+        def record() -> None:
+            with self.reported_divergence(step):
+                numbers = update()
+            self.monitor.record(step, numbers, tokens=tokens, learning_rates=rates)
+
+        self.pending = record
+        if self.model.device.type == "cpu":
+            self.record_last_step()
         self.progress.step += 1
-        self.progress.tokens += batch.tokens
+        self.progress.tokens += tokens
         self.progress.padded_tokens += batch.token_ids.size
         self.progress.executed_flops += executed_flops(self.model, batch, self.phase)
-        self.monitor.record(step, update, tokens=batch.tokens, learning_rates=self.updater.optimizer.learning_rates)
+
+    def record_last_step(self) -> None:
+        """Wait for the last step, check its numbers and report them."""
+        if self.pending is not None:
+            record, self.pending = self.pending, None
+            record()
+
+    @contextmanager
+    def reported_divergence(self, step: int) -> Iterator[None]:
+        """Inside the block, report which sequences a step that diverged was on."""
+        try:
+            yield
+        except DivergedError as error:
+            numbers = {origin: [each.start, each.stop] for origin, each in self.job.batches.sequence_numbers(step).items()}
+            self.job.emit(Event("warning", self.job.stage, str(error), data={"step": step, "sequence_numbers": numbers}))
+            raise
 
     def evaluate(self, dev: DevEvaluation) -> None:
         """Score the current weights on dev."""
+        self.record_last_step()
         self.check_weights()
         step = self.progress.step
-        scores = self.job.ranks.on_leader(lambda: {name: float(score) for name, score in dev.evaluate(self.model, step).items()})
+        with compiled_layers_unused(self.compiles):
+            scores = self.job.ranks.on_leader(lambda: {name: float(score) for name, score in dev.evaluate(self.model, step).items()})
         self.record_scores(scores, metric=dev.metric)
 
     def record_scores(self, scores: Mapping[str, float], *, metric: str) -> None:
@@ -254,6 +302,7 @@ class _PhaseRun:
 
     def save(self) -> None:
         """Publish a checkpoint of this step boundary, unless it is there already."""
+        self.record_last_step()
         if self.saved_step == self.progress.step:
             return
         self.check_weights()
@@ -300,47 +349,83 @@ class _PhaseRun:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """The losses before an update, and the norm of the gradient before clipping."""
+    """The losses before an update by name, the total as `loss`, and the norm of the gradient before clipping."""
 
-    losses: Losses
+    losses: Mapping[str, float]
     gradient_norm: float
 
 
 class Updater:
-    """Optimizer updates that stop before they spoil the model. The training loop and the measurement of speed share it."""
+    """Optimizer updates that stop before they spoil the model. The training loop and the measurement of speed share it.
 
-    def __init__(self, model: Model, phase: PhaseConfig, *, precision: Precision, ranks: Ranks = ALONE) -> None:
+    captures: False = never as CUDA graphs (capture.py), for comparisons.
+    """
+
+    def __init__(self, model: Model, phase: PhaseConfig, *, precision: Precision, ranks: Ranks = ALONE, captures: bool = True) -> None:
         self.optimizer = build_optimizer(model, phase.optimizer)
         self.device = model.device
         self._model, self._phase, self._precision, self._ranks = model, phase, precision, ranks
+        captures = captures and self.device.type == "cuda"
+        self._captured = CapturedGradients(model, phase, precision=precision, enabled=captures)
+        self._captured_update = CapturedUpdate(lambda: self._clip_and_step(get_total_norm(self._gradients())), enabled=captures)
 
     def update(self, batch: Batch, *, step: int, factor: float, dropout_seed: int) -> Update:
-        """Change the model by one step of the optimizer at `factor` times the peak learning rates.
+        """`start`, and wait for the result."""
+        return self.start(batch, step=step, factor=factor, dropout_seed=dropout_seed)()
+
+    def start(self, batch: Batch, *, step: int, factor: float, dropout_seed: int) -> Callable[[], Update]:
+        """Change the model by one step of the optimizer at `factor` times the peak learning rates; the function returned gives its numbers.
+
+        On a GPU the kernels are only launched here; that function waits for them.
 
         batch: of the whole step. This rank computes its rows, split over the threads of a CPU; losses and gradients are summed over the
         ranks. Dropout masks are a function of `dropout_seed` and the number of parts. step: for messages.
 
         Raises:
-            DivergedError: if the loss or the gradient is not finite on any rank; model and optimizer are then as before.
+            DivergedError: if the loss or the gradient is not finite on any rank. On a CPU it is raised here, and model and optimizer are as
+                before; on a GPU it is raised by the function, and they are not.
             RankLost: if a rank is gone.
         """
         optimizer, ranks = self.optimizer, self._ranks
-        threads = torch.get_num_threads() if self.device.type == "cpu" else 1
-        parts = in_parts(shard(batch, ranks.index, ranks.count), threads, self.device)
-        counts = objective_of(self._phase).counts(batch)
+        own_rows, counts = shard(batch, ranks.index, ranks.count), objective_of(self._phase).counts(batch)
+        if self.device.type != "cpu":
+            optimizer.set_factor(factor)
+            own = self._captured(own_rows, counts, dropout_seed=dropout_seed)
+            losses = sum_losses(own, ranks)
+            ranks.sum_(self._gradients())
+            names = tuple(name for name, parameter in self._model.named_parameters() if parameter.grad is not None)
+            norm = self._captured_update(names)
+            numbers = torch.stack([losses.total.float(), norm.float(), *(value.float() for value in losses.means.values())])
+            return functools.partial(self._read, tuple(losses.means), numbers, step)
+        parts = in_parts(own_rows, torch.get_num_threads(), self.device)
         optimizer.zero_grad()
-        own = gradients(self._model, parts, self._phase, counts, precision=self._precision, dropout_seed=dropout_seed)
-        losses = sum_losses(own, ranks)
+        losses = sum_losses(gradients(self._model, parts, self._phase, counts, precision=self._precision, dropout_seed=dropout_seed), ranks)
         self._check_finite("loss", float(losses.total), step=step)
-        parameters = [parameter for parameter in optimizer.parameters if parameter.grad is not None]
-        summed = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        summed = self._gradients()
         ranks.sum_(summed)
         norm = get_total_norm(summed)
         self._check_finite("gradient norm", float(norm), step=step)
-        clip_grads_with_norm_(parameters, self._phase.optimizer.clip_norm, norm)
         optimizer.set_factor(factor)
-        optimizer.step()
-        return Update(losses, float(norm))
+        self._clip_and_step(norm)
+        update = Update(losses.as_numbers(), float(norm))
+        return lambda: update
+
+    def _gradients(self) -> list[Tensor]:
+        return [parameter.grad for parameter in self.optimizer.parameters if parameter.grad is not None]
+
+    def _clip_and_step(self, norm: Tensor) -> Tensor:
+        """Clip the gradients, whose norm this is, and update the weights; return the norm."""
+        parameters = [parameter for parameter in self.optimizer.parameters if parameter.grad is not None]
+        clip_grads_with_norm_(parameters, self._phase.optimizer.clip_norm, norm)
+        self.optimizer.step()
+        return norm
+
+    def _read(self, names: tuple[str, ...], numbers: Tensor, step: int) -> Update:
+        """Wait for the numbers of a step: the loss, the norm of the gradient, and the mean of each name."""
+        loss, norm, *means = numbers.tolist()
+        self._check_finite("loss", loss, step=step)
+        self._check_finite("gradient norm", norm, step=step)
+        return Update({"loss": loss, **dict(zip(names, means, strict=True))}, norm)
 
     def _check_finite(self, name: str, value: float, *, step: int) -> None:
         if math.isfinite(value):
@@ -355,14 +440,19 @@ class Updater:
 
 @contextmanager
 def deterministic(device: torch.device) -> Iterator[None]:
-    """Use only kernels that give the same bits every time, on a GPU where there are such; restore the previous setting afterwards."""
+    """Use only kernels that give the same bits every time, on a GPU where there are such; restore the previous setting afterwards.
+
+    On a GPU the gradient of attention is not among them; PyTorch's warning about it is not shown.
+    """
     enabled, warn_only = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     fill = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS requires it in this mode and reads it when it starts
     _set_deterministic(True, warn_only=device.type != "cpu")
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a debugging aid that writes every new tensor twice
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*defaults to a non-deterministic algorithm")
+            yield
     finally:
         _set_deterministic(enabled, warn_only=warn_only)
         torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
@@ -393,7 +483,7 @@ class Monitor:
 
     def record(self, step: int, update: Update, *, tokens: int, learning_rates: Mapping[str, float]) -> None:
         """Record one update at `step` (0-based) of `tokens` real tokens."""
-        losses = update.losses.as_numbers()
+        losses = update.losses
         for name, value in losses.items():
             total, count = self._sums.get(name, (0.0, 0))
             self._sums[name] = (total + value, count + 1)

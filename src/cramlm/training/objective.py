@@ -78,7 +78,7 @@ class Objective:
     def counts(self, batch: Batch | PackedBatch) -> Counts:
         """The number of positions or sequences of each mean of a whole step, by name; 0 where it has none."""
         counts = {name: count for term in self._terms_in(batch) for name, count in term.counts(batch).items()}
-        return {**counts, SEQUENCES: len(batch.first)}
+        return Counts({**counts, SEQUENCES: len(batch.first)})
 
     def flops(self, model: Model, batch: Batch | PackedBatch) -> float:
         """Operations of the matrix products of the heads in a forward pass."""
@@ -117,7 +117,7 @@ class Objective:
                 term_loss = term.loss(model, logits, batch, counts, scale=scale)
                 total, means = total + term_loss.weighted, {**means, **term_loss.means}
         if balance is not None and counts[SEQUENCES]:
-            balance = balance / counts[SEQUENCES]
+            balance = balance / counts.divisor(SEQUENCES)
             total = total + model.encoder_config.balance_weight * balance
             means["balance"] = balance.detach()
         if not present:
@@ -152,13 +152,13 @@ def gradients(
     counts: of the whole step. Dropout masks are a function of `dropout_seed` and the part.
     """
     if len(parts) == 1:
-        computed = _losses(model, parts[0], phase, counts, precision, _dropout(phase, dropout_seed, part=0))
+        computed = losses_of(model, parts[0], phase, counts, precision, dropout_of(phase, dropout_seed))
         computed.total.backward()  # type: ignore[no-untyped-call]
         return Losses(computed.total.detach(), computed.means)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
 
     def of_part(number: int) -> tuple[Losses, Sequence[Tensor | None]]:
-        losses = _losses(model, parts[number], phase, counts, precision, _dropout(phase, dropout_seed, part=number))
+        losses = losses_of(model, parts[number], phase, counts, precision, dropout_of(phase, dropout_seed, part=number))
         return losses, torch.autograd.grad(losses.total, trained, allow_unused=True)
 
     results = list(_threads(len(parts), os.getpid()).map(of_part, range(len(parts))))
@@ -169,11 +169,13 @@ def gradients(
     return _summed([losses for losses, _ in results])
 
 
-def _dropout(phase: PhaseConfig, seed: int, *, part: int) -> Dropout:
-    return Dropout(phase.dropout or 0.0, seed, attention_rate=phase.attention_dropout, part=part)
+def dropout_of(phase: PhaseConfig, seed: int, *, part: int = 0, generator: torch.Generator | None = None) -> Dropout:
+    """The dropout of a pass over one part of a batch of the phase."""
+    return Dropout(phase.dropout or 0.0, seed, attention_rate=phase.attention_dropout, part=part, generator=generator)
 
 
-def _losses(model: Model, part: PackedBatch, phase: PhaseConfig, counts: Counts, precision: Precision, dropout: Dropout) -> Losses:
+def losses_of(model: Model, part: PackedBatch, phase: PhaseConfig, counts: Counts, precision: Precision, dropout: Dropout) -> Losses:
+    """The losses of a part in a precision, with their gradient."""
     # Without the cache of cast weights: all threads would share it, and no weight is cast twice here.
     with autocast(part.token_ids.device, precision, cache=False):
         return objective_of(phase).losses(model, part, counts, dropout=dropout)

@@ -71,6 +71,55 @@ class Float32Muon(torch.optim.Muon):
                 parameter.add_(update, alpha=-group["lr"] * 0.2 * math.sqrt(max(parameter.shape)))
 
 
+class StackedMuon(torch.optim.Optimizer):
+    """Muon for GPUs: the Newton-Schulz iterations of all matrices of a shape are batched products, in bf16 or float32.
+
+    As torch.optim.Muon with `adjust_lr_fn="match_rms_adamw"` and Nesterov's momentum, one matrix at a time, but with a tenth of the
+    kernels; its state is the same. The learning rate is a tensor, so that a CUDA graph reads its present value.
+    """
+
+    def __init__(self, params: list[Parameter], *, lr: Tensor, weight_decay: float, momentum: float, dtype: torch.dtype) -> None:
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
+        self._dtype = dtype
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update every parameter that has a gradient."""
+        for group in self.param_groups:
+            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if not parameters:
+                continue
+            for parameter in parameters:
+                if "momentum_buffer" not in self.state[parameter]:
+                    self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+            gradients, averages = [each.grad for each in parameters], [self.state[each]["momentum_buffer"] for each in parameters]
+            torch._foreach_lerp_(averages, gradients, 1 - group["momentum"])
+            updates = torch._foreach_lerp(gradients, averages, group["momentum"])
+            torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
+            for shape in dict.fromkeys(each.shape for each in parameters):
+                chosen = [number for number, each in enumerate(parameters) if each.shape == shape]
+                stacked = torch.stack([updates[number] for number in chosen]).to(self._dtype)
+                scale = group["lr"] * (-0.2 * math.sqrt(max(shape)))
+                changes = orthogonalize_stack(stacked, *_NEWTON_SCHULZ).float() * scale
+                torch._foreach_add_([parameters[number] for number in chosen], list(changes.unbind()))
+
+
+_NEWTON_SCHULZ: Final = ((3.4445, -4.775, 2.0315), 5, 1e-7)
+"""Coefficients, iterations and eps of torch.optim.Muon."""
+
+
+def orthogonalize_stack(matrices: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
+    """`orthogonalize` of each of the matrices (K, M, N), in their precision."""
+    wide = matrices.mT if matrices.shape[1] > matrices.shape[2] else matrices
+    linear, cubic, quintic = coefficients
+    result = wide / wide.norm(dim=(1, 2), keepdim=True).clamp(min=eps)
+    for _ in range(steps):
+        gram = result @ result.mT
+        result = torch.baddbmm(result, torch.baddbmm(gram, gram, gram, beta=cubic, alpha=quintic), result, beta=linear)
+    same_shape: Tensor = result if wide is matrices else result.mT
+    return same_shape
+
+
 def orthogonalize(matrix: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
     """Bring the singular values of a matrix (M, N) near 1 by Newton-Schulz iterations of fifth order, in its own precision (Jordan et al.
     2024, Muon: An optimizer for hidden layers in neural networks).
@@ -106,19 +155,23 @@ class JointOptimizer:
     """AdamW, or Muon and AdamW, with one `step`; its state is a flat dictionary of named tensors."""
 
     def __init__(self, parts: Mapping[str, tuple[torch.optim.Optimizer, Mapping[str, Parameter]]]) -> None:
-        self._parts = dict(parts)
+        self._parts, self._factor = dict(parts), 1.0
         self._peaks = {name: [float(group["lr"]) for group in optimizer.param_groups] for name, (optimizer, _) in self._parts.items()}
 
     def set_factor(self, factor: float) -> None:
         """Multiply every peak learning rate."""
+        self._factor = factor
         for name, (optimizer, _) in self._parts.items():
             for group, peak in zip(optimizer.param_groups, self._peaks[name], strict=True):
-                group["lr"] = peak * factor
+                if isinstance(group["lr"], Tensor):
+                    group["lr"].fill_(peak * factor)
+                else:
+                    group["lr"] = peak * factor
 
     @property
     def learning_rates(self) -> dict[str, float]:
         """The rates of the next step, by part."""
-        return {name: float(optimizer.param_groups[0]["lr"]) for name, (optimizer, _) in self._parts.items()}
+        return {name: peaks[0] * self._factor for name, peaks in self._peaks.items()}
 
     @property
     def parameters(self) -> list[Parameter]:
@@ -183,29 +236,39 @@ def build_optimizer(model: Model, config: OptimizerConfig) -> JointOptimizer:
     groups = model.parameter_groups()
     matrix, decayed, undecayed = (_trained(named) for named in (groups.matrix, groups.decayed, groups.undecayed))
     parts: dict[str, tuple[torch.optim.Optimizer, Mapping[str, Parameter]]] = {}
+    device, on_gpu = model.device, model.device.type == "cuda"
+
+    def rate(value: float) -> float | Tensor:
+        return torch.tensor(value, device=device) if on_gpu else value
+
     with _without_compiler():
         match config.kind:
             case "adamw":
                 decayed = {**matrix, **decayed}
             case "muon" if matrix:
-                kind = torch.optim.Muon if has_bf16(model.device) else Float32Muon
-                muon = kind(
-                    list(matrix.values()),
-                    lr=config.muon_learning_rate,
-                    weight_decay=config.weight_decay,
-                    momentum=MUON_MOMENTUM,
-                    adjust_lr_fn="match_rms_adamw",
-                )
+                given: dict[str, Any] = {
+                    "lr": rate(config.muon_learning_rate),
+                    "weight_decay": config.weight_decay,
+                    "momentum": MUON_MOMENTUM,
+                }
+                muon: torch.optim.Optimizer
+                if on_gpu:
+                    muon = StackedMuon(list(matrix.values()), dtype=torch.bfloat16 if has_bf16(device) else torch.float32, **given)
+                else:
+                    muon = (torch.optim.Muon if has_bf16(device) else Float32Muon)(
+                        list(matrix.values()), adjust_lr_fn="match_rms_adamw", **given
+                    )
                 parts["muon"] = (muon, matrix)
         adamw = torch.optim.AdamW(
             [
                 {"params": list(decayed.values()), "weight_decay": config.weight_decay},
                 {"params": list(undecayed.values()), "weight_decay": 0.0},
             ],
-            lr=config.learning_rate,
+            lr=rate(config.learning_rate),
             betas=(config.beta1, config.beta2),
             eps=config.eps,
-            fused=model.device.type != "meta",  # tensors without data, in tests
+            fused=device.type != "meta",  # tensors without data, in tests
+            capturable=on_gpu,
         )
     parts["adamw"] = (adamw, {**decayed, **undecayed})
     return JointOptimizer(parts)

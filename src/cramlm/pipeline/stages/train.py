@@ -295,7 +295,9 @@ class _Training:
         pools = with_importance(self.pools(phase), importance)
         # Of all evaluations: a resumed phase keeps them. The hash separates the phases of different keys.
         candidates = work / "dev-predictions" / hash_json(key)
-        job = PhaseJob(phase, number, self.spec, self.special, config.seed, plan.precision, plan.threads, config.metric, work)
+        job = PhaseJob(
+            phase, number, self.spec, self.special, config.seed, plan.precision, plan.threads, config.metric, work, config.compile_layers
+        )
         initial = None if start is None else inherited_score(phase, start)
 
         def evaluate(model: Model, step: int) -> Mapping[str, float]:
@@ -421,11 +423,12 @@ class PhaseJob:
     threads: int
     metric: str
     work: Path
+    compile_layers: bool | None
 
     def training(self, pools: Pools, dev: DevEvaluation, *, fingerprint: Mapping[str, Any], stop: Stop, ranks: Ranks) -> TrainingJob:
         """The job of one rank."""
         batches = Batches(self.phase, *pools, seed=self.seed, phase_index=self.number, special=self.special)
-        return TrainingJob(batches, self.work, fingerprint, self.precision, dev, stop=stop, ranks=ranks)
+        return TrainingJob(batches, self.work, fingerprint, self.precision, dev, stop=stop, ranks=ranks, compile_layers=self.compile_layers)
 
 
 _JOB = TypeAdapter(PhaseJob)

@@ -28,9 +28,6 @@ from cramlm.training.sequences import TokenPool, lay_out, pack
 
 Random: TypeAlias = Callable[[str], np.random.Generator]
 """A generator for each purpose, a function of (seed, phase, step, purpose)."""
-Counts: TypeAlias = Mapping[str, int]
-"""The number of positions or sequences of each mean of a whole step, by its name."""
-
 _T = TypeVar("_T", bound="type[Term]")
 _IMPLEMENTATIONS: dict[str, type[Term]] = {}
 
@@ -63,6 +60,25 @@ def token_values_of(phase: PhaseConfig, pool: TokenPool, index: int) -> npt.NDAr
         return None
     assert values is not None, f"phase {phase.name}: the pool lacks the token labels, scores or word begins that it needs"
     return values[pool.offsets[index] : pool.offsets[index + 1]]
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """The number of positions or sequences of each mean of a whole step, by its name.
+
+    divisors: the same numbers as scalars on a device, read while the loss is computed; None = `numbers`. A CUDA graph reads numbers that
+    change from step to step from memory.
+    """
+
+    numbers: Mapping[str, int]
+    divisors: Mapping[str, Tensor] | None = None
+
+    def __getitem__(self, name: str) -> int:
+        return self.numbers.get(name, 0)
+
+    def divisor(self, name: str) -> Tensor | int:
+        """The number, at least 1, to divide a sum by."""
+        return max(self[name], 1) if self.divisors is None or name not in self.divisors else self.divisors[name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +135,7 @@ class Term(ABC):
         return {f"{self.kind}_{origin}": config.weight for origin, config in self.configs.items()}
 
     @abstractmethod
-    def counts(self, batch: Batch | PackedBatch) -> Counts:
+    def counts(self, batch: Batch | PackedBatch) -> Mapping[str, int]:
         """The number of positions or sequences of each mean, by its name."""
 
 
@@ -164,31 +180,26 @@ class TextTerm(Term):
 
 
 class PositionTerm(TextTerm):
-    """A text term with one loss per position of `masked`."""
+    """A text term with one loss per position of `masked`; positions of padding have weight 0."""
 
-    def counts(self, batch: Batch | PackedBatch) -> Counts:
+    def counts(self, batch: Batch | PackedBatch) -> Mapping[str, int]:
         """Positions, by origin."""
         external = int(batch.external[batch.sequence.reshape(-1)[batch.masked]].sum())
         positions: dict[Origin, int] = {"external": external, "task": len(batch.masked) - external}
         return {f"{self.kind}_{origin}": positions[origin] for origin in self.configs}
 
-    def position_weights(self, batch: PackedBatch, counts: Counts, *, scale: float) -> tuple[Tensor, Tensor]:
-        """The weight of each position's loss in the total, and whether each is of external text; both (M,)."""
-        is_external = batch.external[batch.sequence.flatten()[batch.masked]]
-        external, task = (
-            scale * self.weights.get(f"{self.kind}_{origin}", 0.0) / max(counts.get(f"{self.kind}_{origin}", 0), 1)
-            for origin in ("external", "task")
-        )
-        return torch.where(is_external, external, task), is_external
+    def position_weights(self, batch: PackedBatch, counts: Counts, *, scale: float) -> tuple[Tensor, Mapping[Origin, Tensor]]:
+        """The weight of each position's loss in the total, (M,); and by origin whether each is of it, (M,)."""
+        owner = batch.sequence.flatten()[batch.masked]
+        is_external, is_real = batch.external[owner], owner >= 0
+        of: dict[Origin, Tensor] = {"external": is_external & is_real, "task": ~is_external & is_real}
+        external, task = (scale * self.weights.get(f"{self.kind}_{origin}", 0.0) / counts.divisor(f"{self.kind}_{origin}") for origin in of)
+        return torch.where(is_external, external, task) * is_real, of
 
-    def means(self, each: Tensor, is_external: Tensor, counts: Counts) -> dict[str, Tensor]:
-        """The mean loss of each origin in the batch."""
-        means = {}
-        for origin in self.configs:
-            name = f"{self.kind}_{origin}"
-            if counts[name]:
-                means[name] = (each * (is_external if origin == "external" else ~is_external)).sum() / counts[name]
-        return means
+    def means(self, each: Tensor, of: Mapping[Origin, Tensor], counts: Counts) -> dict[str, Tensor]:
+        """The mean loss of each origin in the batch. of: from `position_weights`."""
+        names: dict[Origin, str] = {origin: f"{self.kind}_{origin}" for origin in self.configs}
+        return {name: (each * of[origin]).sum() / counts.divisor(name) for origin, name in names.items() if counts[name]}
 
 
 class VocabularyTerm(PositionTerm):
@@ -196,9 +207,9 @@ class VocabularyTerm(PositionTerm):
 
     def loss(self, model: Model, hidden: Tensor, batch: PackedBatch, intermediate: Any, counts: Counts, *, scale: float) -> TermLoss:
         """Cross-entropy of the tokens."""
-        weights, is_external = self.position_weights(batch, counts, scale=scale)
+        weights, of = self.position_weights(batch, counts, scale=scale)
         weighted, each = weighted_cross_entropy(model.mlm_logits(hidden, batch.masked), batch.mlm_labels, weights)
-        return TermLoss(weighted, self.means(each, is_external, counts))
+        return TermLoss(weighted, self.means(each, of, counts))
 
     def flops(self, model: Model, batch: Batch | PackedBatch) -> float:
         """Of the vocabulary head on the predicted positions."""
@@ -215,12 +226,12 @@ class TokenHeadTerm(PositionTerm):
 
     def loss(self, model: Model, hidden: Tensor, batch: PackedBatch, intermediate: Any, counts: Counts, *, scale: float) -> TermLoss:
         """Binary cross-entropy of the token labels."""
-        weights, is_external = self.position_weights(batch, counts, scale=scale)
+        weights, of = self.position_weights(batch, counts, scale=scale)
         labels = batch.mlm_labels.float()
         logits = model.place_head(hidden.index_select(0, batch.masked))
         each = functional.binary_cross_entropy_with_logits(logits, labels, reduction="none")
         each = each * (1.0 + (self.positive_weight - 1.0) * labels)
-        return TermLoss((each * weights).sum(), self.means(each.detach(), is_external, counts))
+        return TermLoss((each * weights).sum(), self.means(each.detach(), of, counts))
 
     def flops(self, model: Model, batch: Batch | PackedBatch) -> float:
         """Of the token head."""

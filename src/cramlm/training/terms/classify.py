@@ -7,6 +7,7 @@ regression        squared error of the number, in standard deviations of the tra
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import assert_never
 
 import torch
@@ -23,14 +24,14 @@ from cramlm.training.terms.base import Counts, LabelTerm, TermLoss, implements
 class GoldLabels(LabelTerm):
     """The mean over sequences that have a label."""
 
-    def counts(self, batch: Batch | PackedBatch) -> Counts:
+    def counts(self, batch: Batch | PackedBatch) -> Mapping[str, int]:
         """Sequences with a label."""
         return {"classify_task": int((batch.task_labels >= 0).sum())}
 
     def loss(self, model: Model, logits: Tensor, batch: PackedBatch, counts: Counts, *, scale: float) -> TermLoss:
         """Sequences without a label (-1) are left out."""
         config = self.configs["task"]
-        mean = summed_task_loss(model.kind, logits, batch, label_smoothing=config.label_smoothing) / counts["classify_task"]
+        mean = summed_task_loss(model.kind, logits, batch, label_smoothing=config.label_smoothing) / counts.divisor("classify_task")
         return TermLoss(scale * config.weight * mean, {"classify_task": mean.detach()})
 
 

@@ -8,6 +8,7 @@ regression        squared error to its number, in standard deviations of the tra
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, assert_never
 
 import torch
@@ -24,7 +25,7 @@ from cramlm.training.terms.base import Counts, LabelTerm, TermLoss, implements
 class SoftLabels(LabelTerm):
     """The means over external and over task sequences that have soft labels."""
 
-    def counts(self, batch: Batch | PackedBatch) -> Counts:
+    def counts(self, batch: Batch | PackedBatch) -> Mapping[str, int]:
         """Sequences with soft labels, by origin."""
         has_soft_labels: Any = (batch.soft_labels > -math.inf).any(1)  # False for NaN
         external, task = int((has_soft_labels & batch.external).sum()), int((has_soft_labels & ~batch.external).sum())
@@ -38,7 +39,7 @@ class SoftLabels(LabelTerm):
         for origin, config in self.configs.items():
             name = f"distil_{origin}"
             if counts[name]:
-                mean = (each * (batch.external if origin == "external" else ~batch.external)[:, None]).sum() / counts[name]
+                mean = (each * (batch.external if origin == "external" else ~batch.external)[:, None]).sum() / counts.divisor(name)
                 weighted = weighted + scale * config.weight * mean
                 means[name] = mean.detach()
         return TermLoss(weighted, means)

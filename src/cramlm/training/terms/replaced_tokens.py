@@ -39,7 +39,7 @@ class ReplacedTokenDetection(PositionTerm):
         detection = {f"detection_{origin}": config.weight * config.detection_weight for origin, config in self.configs.items()}
         return {**super().weights, **detection}
 
-    def counts(self, batch: Batch | PackedBatch) -> Counts:
+    def counts(self, batch: Batch | PackedBatch) -> Mapping[str, int]:
         """Masked positions, and all positions, by origin."""
         owner = batch.sequence.reshape(-1)
         external = int(batch.external[owner[owner >= 0]].sum())
@@ -63,14 +63,14 @@ class ReplacedTokenDetection(PositionTerm):
         replaced: Replaced = intermediate
         total, means = torch.zeros((), device=hidden.device), {}
         if any(counts[f"{self.kind}_{origin}"] for origin in self.configs):
-            weights, is_external = self.position_weights(batch, counts, scale=scale)
+            weights, of = self.position_weights(batch, counts, scale=scale)
             generator, each = weighted_cross_entropy(replaced.logits, batch.mlm_labels, weights)
-            total, means = total + generator, self.means(each, is_external, counts)
+            total, means = total + generator, self.means(each, of, counts)
         each, is_external = detection_losses(model, hidden, replaced)
         for origin in self.configs:
             name = f"detection_{origin}"
             if counts[name]:
-                mean = (each * (is_external if origin == "external" else ~is_external)).sum() / counts[name]
+                mean = (each * (is_external if origin == "external" else ~is_external)).sum() / counts.divisor(name)
                 total = total + scale * self.weights[name] * mean
                 means[name] = mean.detach()
         return TermLoss(total, means)
