@@ -1,8 +1,8 @@
 """Forward and backward passes on a GPU as CUDA graphs.
 
 A step of a small encoder is hundreds of kernels of some microseconds each. Launched from Python one at a time, they take longer to launch
-than to run (docs/benchmarks/gpu.md). A CUDA graph is recorded once and launches all of them with one call; it repeats the same operations
-on the same memory. Hence:
+than to run (docs/benchmarks/training.md). A CUDA graph is recorded once and launches all of them with one call; it repeats the same
+operations on the same memory. Hence:
 
 - Batches are padded to one of few shapes (`Shapes`), and copied into memory that belongs to the shape (`StaticBatch`).
 - Numbers that change between steps are read from that memory: the counts that means are divided by, and the seed of dropout.
