@@ -291,3 +291,15 @@ def test_a_phase_that_goes_on_on_another_device_says_so(tmp_path: Path) -> None:
     run_phase(make_model(), make_phase(steps=6), tmp_path, emit=seen.append)
     assert "trained on cuda and goes on on cpu: the result will have other bits" in "".join(event.message for event in seen)
     assert newest().progress.device == "cpu"
+
+
+def test_a_gpu_without_enough_memory_gets_one_line_with_the_remedies(tmp_path: Path) -> None:
+    model = make_model()
+
+    def refuse(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 7.79 GiB")
+
+    model.encoder.register_forward_pre_hook(refuse)
+    message = r"phase 'joint': the GPU has no memory left for a batch of 256 tokens \(CUDA out of memory\); lower batch_size of the phase"
+    with pytest.raises(EnvironmentFault, match=message):
+        run_phase(model, make_phase(steps=3), tmp_path)

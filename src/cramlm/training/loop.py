@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from cramlm.config.run import PhaseConfig
-from cramlm.errors import DivergedError, Stopped, counted
+from cramlm.errors import DivergedError, EnvironmentFault, Stopped, counted
 from cramlm.evaluation.kinds import METRIC_NAMES, format_metric
 from cramlm.io.machine import trim_memory
 from cramlm.model.model import Model, Precision
@@ -384,8 +384,12 @@ class Updater:
         Raises:
             DivergedError: if the loss or the gradient is not finite on any rank. On a CPU it is raised here, and model and optimizer are as
                 before; on a GPU it is raised by the function, and they are not.
-            RankLost: if a rank is gone.
+            RankLost: if a rank is gone. EnvironmentFault: if the memory of the GPU does not suffice.
         """
+        with _enough_memory(self._phase):
+            return self._start(batch, step=step, factor=factor, dropout_seed=dropout_seed)
+
+    def _start(self, batch: Batch, *, step: int, factor: float, dropout_seed: int) -> Callable[[], Update]:
         optimizer, ranks = self.optimizer, self._ranks
         own_rows, counts = shard(batch, ranks.index, ranks.count), objective_of(self._phase).counts(batch)
         if self.device.type != "cpu":
@@ -436,6 +440,18 @@ class Updater:
             "nothing of this step was kept. Lower optimizer.learning_rate or optimizer.muon_learning_rate, raise schedule.warmup_fraction, "
             "or set precision = 'fp32'"
         )
+
+
+@contextmanager
+def _enough_memory(phase: PhaseConfig) -> Iterator[None]:
+    """Turn PyTorch's error about the memory of a GPU into one line with a remedy."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise EnvironmentFault(
+            f"phase {phase.name!r}: the GPU has no memory left for a batch of {phase.batch_size:,} {phase.batch_unit} "
+            f"({str(error).split('. ')[0]}); lower batch_size of the phase, or pass a smaller --preset or --device cpu"
+        ) from error
 
 
 @contextmanager

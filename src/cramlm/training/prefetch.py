@@ -13,6 +13,7 @@ from typing import Any, Final
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from cramlm.errors import EnvironmentFault
 from cramlm.io.machine import available_cores
 from cramlm.records import Batch
 from cramlm.training.batching import Batches
@@ -30,7 +31,11 @@ class _Steps(Dataset[Batch]):
 
 
 def batches_of(batches: Batches, steps: range, device: torch.device) -> Generator[Batch]:
-    """The batches of these steps in order; close the iterator to end the processes."""
+    """The batches of these steps in order; close the iterator to end the processes.
+
+    Raises:
+        EnvironmentFault: if a process is gone.
+    """
     processes = min(_PROCESSES, available_cores() - 1)
     if device.type != "cuda" or processes < 1:
         yield from map(batches.batch, steps)
@@ -45,4 +50,11 @@ def batches_of(batches: Batches, steps: range, device: torch.device) -> Generato
         multiprocessing_context="fork",  # the pools are not copied
         generator=torch.Generator(),  # not PyTorch's global one
     )
-    yield from itertools.islice(iter(loader), len(steps))
+    try:
+        yield from itertools.islice(iter(loader), len(steps))
+    except RuntimeError as error:
+        if "DataLoader worker" not in str(error):
+            raise
+        raise EnvironmentFault(
+            "a process that makes batches ended, probably because the machine's memory is full; close other programs, or pass --device cpu"
+        ) from error
