@@ -116,6 +116,32 @@ def test_muon_for_gpus_makes_the_updates_of_pytorchs() -> None:
         torch.testing.assert_close(one, other, rtol=0, atol=4e-4)  # bf16: a hundredth of an update
 
 
+def test_a_batch_that_does_not_fit_into_memory_is_computed_in_parts_with_the_gradients_of_the_whole() -> None:
+    batch, model = make_batches(PHASE).batch(0), make_model(pooling="mean")
+    counts = objective_of(PHASE).counts(batch)
+    expected = gradients(model, in_parts(batch, 1), PHASE, counts, precision="fp32", dropout_seed=0)
+    wanted, calls = gradients_of(model), []
+
+    def refuse(_: Any, given: tuple[Any, ...]) -> None:
+        calls.append(len(given[0].token_ids))
+        if calls[-1] > 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    hook = model.encoder.register_forward_pre_hook(refuse)
+    captured = CapturedGradients(model, PHASE, precision="fp32", enabled=False)
+    for _ in range(2):
+        found = captured(batch, counts, dropout_seed=0)
+        assert found.as_numbers() == pytest.approx(expected.as_numbers(), rel=1e-5)
+        for name, gradient in gradients_of(model).items():
+            torch.testing.assert_close(gradient, wanted[name], rtol=1e-4, atol=1e-6)
+    assert captured.parts == 4
+    assert calls == [10, 5, 3, 3, 2, 2, 3, 3, 2, 2]
+    hook.remove()
+    model.encoder.register_forward_pre_hook(lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("CUDA out of memory")))
+    with pytest.raises(torch.OutOfMemoryError):
+        captured(batch, counts, dropout_seed=0)
+
+
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 def test_layers_compile_as_one_graph_for_the_first_layer_and_one_for_the_others() -> None:
     from torch._dynamo.utils import counters

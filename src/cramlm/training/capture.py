@@ -29,7 +29,8 @@ from torch import Tensor
 from cramlm.config.phase import PhaseConfig
 from cramlm.model.model import Model, PackedBatch, Precision
 from cramlm.records import Batch
-from cramlm.training.objective import Losses, dropout_of, losses_of, objective_of
+from cramlm.training.objective import Losses, dropout_of, losses_of, objective_of, summed
+from cramlm.training.sequences import shard
 from cramlm.training.terms.base import Counts, VocabularyTerm
 
 _SHAPES: Final = 16  # graphs that are kept; each holds its gradients' work space
@@ -163,7 +164,8 @@ class _Recorded:
 class CapturedGradients:
     """Gradients of the batches of a phase, in memory that stays the same from step to step.
 
-    A graph is recorded at the second batch of a shape. enabled: False = everything runs operation by operation.
+    A graph is recorded at the second batch of a shape. enabled: False = everything runs operation by operation. parts: how many parts a
+    batch is computed in, one after the other; it doubles, for good, when the memory of the GPU does not suffice.
     """
 
     def __init__(self, model: Model, phase: PhaseConfig, *, precision: Precision, enabled: bool) -> None:
@@ -174,26 +176,50 @@ class CapturedGradients:
         self._generator = torch.Generator(model.device) if model.device.type == "cuda" else None
         self._pool: Any = None
         self._shapes = Shapes()
+        self.parts = 1
 
     def __call__(self, batch: Batch, counts: Counts, *, dropout_seed: int) -> Losses:
-        """Set every parameter's `grad`, None for those without; return the losses, whose memory the next call does not change."""
-        if self._generator is not None:
-            self._generator.manual_seed(dropout_seed)
+        """Set every parameter's `grad`, None for those without; return the losses, whose memory the next call does not change.
+
+        Raises:
+            torch.OutOfMemoryError: if the memory of the GPU does not suffice for a row.
+        """
+        while True:
+            if self._generator is not None:
+                self._generator.manual_seed(dropout_seed)
+            try:
+                return self._of_parts(batch, counts, dropout_seed)
+            except torch.OutOfMemoryError:
+                if 2 * self.parts > len(batch.token_ids):
+                    raise
+            # The error is gone here, and with it the tensors of the attempt.
+            self.parts *= 2
+            self._recorded.clear()
+            if self._model.device.type == "cuda":
+                torch.cuda.empty_cache()
+
+    def _of_parts(self, batch: Batch, counts: Counts, seed: int) -> Losses:
+        parts = [shard(batch, number, self.parts) for number in range(self.parts)]
+        losses = [self._of_part(part, counts, seed, number=number) for number, part in enumerate(parts)]
+        return losses[0] if len(losses) == 1 else summed(losses)
+
+    def _of_part(self, batch: Batch, counts: Counts, seed: int, *, number: int) -> Losses:
+        added = number > 0
         if not self._enabled:
-            return self._one_by_one(PackedBatch.of(batch, self._model.device), counts, dropout_seed)
+            return self._one_by_one(PackedBatch.of(batch, self._model.device), counts, seed, added=added)
         kind = batch.term, len(batch.first), batch.token_ids.shape[1]
         rows, masked = self._shapes.padded(kind, len(batch.token_ids) + 1, len(batch.masked))
         batch = padded_to(batch, rows=rows, masked=masked, pad_id=self._model.pad_id)
-        key = _shape(batch, counts)
+        key = added, *_shape(batch, counts)
         if key not in self._recorded:
             self._recorded[key] = None
             if len(self._recorded) > _SHAPES:
                 self._recorded.popitem(last=False)
-            return self._one_by_one(PackedBatch.of(batch, self._model.device), counts, dropout_seed)
+            return self._one_by_one(PackedBatch.of(batch, self._model.device), counts, seed, added=added)
         self._recorded.move_to_end(key)
         recorded = self._recorded[key]
         if recorded is None:
-            recorded = self._recorded[key] = self._record(batch, counts, dropout_seed)
+            recorded = self._recorded[key] = self._record(batch, counts, seed, added=added)
         else:
             recorded.inputs.fill(batch, counts)
         recorded.graph.replay()
@@ -202,9 +228,9 @@ class CapturedGradients:
         numbers = recorded.numbers.clone()  # another graph may use its memory
         return Losses(numbers[0], dict(zip(recorded.names[1:], numbers[1:], strict=True)))
 
-    def _one_by_one(self, batch: PackedBatch, counts: Counts, seed: int) -> Losses:
+    def _one_by_one(self, batch: PackedBatch, counts: Counts, seed: int, *, added: bool) -> Losses:
         losses = self._backward(batch, counts, seed)
-        self._keep_gradients()
+        self._keep_gradients(added=added)
         return Losses(losses.total.detach(), losses.means)
 
     def _backward(self, batch: PackedBatch, counts: Counts, seed: int) -> Losses:
@@ -216,19 +242,22 @@ class CapturedGradients:
         losses.total.backward()  # type: ignore[no-untyped-call]
         return losses
 
-    def _keep_gradients(self) -> frozenset[str]:
-        """Move the gradients into memory of their own; return the names of the parameters that have one."""
+    def _keep_gradients(self, *, added: bool) -> frozenset[str]:
+        """Move the gradients into memory of their own, or add them to those of the parts before; return the names of the parameters that
+        have one.
+        """
         named = {name: parameter for name, parameter in self._model.named_parameters() if parameter.grad is not None}
         for name, parameter in named.items():
             if name not in self._gradients:
                 self._gradients[name] = torch.zeros_like(parameter)
         kept = [self._gradients[name] for name in named]
-        torch._foreach_copy_(kept, [parameter.grad for parameter in named.values() if parameter.grad is not None])
+        computed = [parameter.grad for parameter in named.values() if parameter.grad is not None]
+        torch._foreach_add_(kept, computed) if added else torch._foreach_copy_(kept, computed)
         for parameter, gradient in zip(named.values(), kept, strict=True):
             parameter.grad = gradient
         return frozenset(named)
 
-    def _record(self, batch: Batch, counts: Counts, seed: int) -> _Recorded:
+    def _record(self, batch: Batch, counts: Counts, seed: int, *, added: bool) -> _Recorded:
         device = self._model.device
         inputs, graph = StaticBatch(batch, counts, device), torch.cuda.CUDAGraph()
         inputs.fill(batch, counts)
@@ -239,12 +268,12 @@ class CapturedGradients:
         torch.cuda.synchronize(device)
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):  # other threads make batches meanwhile
             losses = self._backward(inputs.batch, inputs.counts, seed)
-            trained = self._keep_gradients()
+            trained = self._keep_gradients(added=added)
             numbers = torch.stack([losses.total.detach().float(), *(value.float() for value in losses.means.values())])
         return _Recorded(graph, inputs, ("loss", *losses.means), numbers, trained)
 
 
-def _shape(batch: Batch, counts: Counts) -> Hashable:
+def _shape(batch: Batch, counts: Counts) -> tuple[Hashable, ...]:
     """Batches with equal values have the same operations on the same shapes."""
     shapes = tuple(getattr(batch, each.name).shape for each in fields(batch) if each.name != "term")
     return batch.term, shapes, tuple(name for name, count in counts.numbers.items() if count)

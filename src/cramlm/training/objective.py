@@ -166,7 +166,7 @@ def gradients(
         for gradient in of_parts:
             if gradient is not None:
                 parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
-    return _summed([losses for losses, _ in results])
+    return summed([losses for losses, _ in results])
 
 
 def dropout_of(phase: PhaseConfig, seed: int, *, part: int = 0, generator: torch.Generator | None = None) -> Dropout:
@@ -181,7 +181,8 @@ def losses_of(model: Model, part: PackedBatch, phase: PhaseConfig, counts: Count
         return objective_of(phase).losses(model, part, counts, dropout=dropout)
 
 
-def _summed(parts: Sequence[Losses]) -> Losses:
+def summed(parts: Sequence[Losses]) -> Losses:
+    """The losses of a batch from those of its parts; detached."""
     names = dict.fromkeys(name for part in parts for name in part.means)
     means = {name: torch.stack([part.means[name] for part in parts if name in part.means]).sum() for name in names}
     return Losses(torch.stack([part.total.detach() for part in parts]).sum(), means)
