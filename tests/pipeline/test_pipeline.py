@@ -27,6 +27,7 @@ from cramlm.inference.predictor import Predictor
 from cramlm.model.tokenizer import Tokenizer
 from cramlm.pipeline.context import Clock, Process, RunContext
 from cramlm.pipeline.run import run
+from cramlm.pipeline.stages.teacher import read_marked_pieces
 from cramlm.planning.plan import plan
 from cramlm.recipes.describe import stages_of
 from cramlm.records import Event, counting
@@ -338,6 +339,30 @@ def test_the_teacher_labels_pieces_of_passages_and_training_texts(finished: Fini
     steps = [event for event in read_jsonl(folder / "events.jsonl") if event["kind"] == "step"]
     distilled = {event["stage"] for event in steps if {"distil_external", "distil_task"} & set(event["data"])}
     assert distilled == {"phase-1-joint", "phase-2-finetune"}
+
+
+def test_pieces_of_passages_get_the_markers_of_a_task_about_relations(tmp_path: Path) -> None:
+    paths = write_task(tmp_path / "data")
+    for split in ("train", "dev", "test"):
+        rows = read_jsonl(paths[split])
+        for row in rows:
+            first, second, *rest = row["text"].split()
+            row["text"] = " ".join(["[[", first, "]]", *rest[:2], "<<", second, ">>", *rest[2:]])
+        write_jsonl(Path(paths[split]), rows)
+    config = shortened(tiny_config(paths), teacher={"mark_passages": True, "models": ["tfidf"]})
+    events_of(config, tmp_path / "run", tmp_path / "store")
+    tokenizer, teacher = Tokenizer.load(tmp_path / "run/tokenizer"), tmp_path / "run/teacher"
+    pieces, soft = read_marked_pieces(teacher, 32), np.load(teacher / "passages-32.npy")
+    assert pieces is not None
+    assert len(pieces) == len(soft) == len(pieces.source) > 50
+    opened, closed = (tokenizer.vocabulary.index(marker) for marker in ("[[", "]]"))
+    for number in range(len(pieces)):
+        places = [int(np.flatnonzero(pieces[number] == token)[0]) for token in (opened, closed)]
+        assert places[1] == places[0] + 2, "one word between them, as in the training texts"
+    assert (np.diff(pieces.offsets) <= 32).all()
+    unmarked = shortened(tiny_config(write_task(tmp_path / "plain")), teacher={"mark_passages": True})
+    with pytest.raises(UsageError, match="mark_passages = true needs single texts with markers"):
+        events_of(unmarked, tmp_path / "other", tmp_path / "store")
 
 
 def test_a_piece_has_the_mean_of_its_soft_label_and_that_of_its_passage(copied: Finished) -> None:

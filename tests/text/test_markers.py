@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cramlm.records import PAIR_BOUNDARY
-from cramlm.text.markers import MAX_KINDS, MAX_MARKERS, MIN_TEXTS, Markers
+from cramlm.text.markers import MAX_KINDS, MAX_MARKERS, MIN_TEXTS, Markers, Marking
 from cramlm.text.words import split_runs
 
 WORDS = ("tin", "binds", "lead", "in", "acid", "(see", "2)", "often,", "e.g.", "10%")
@@ -111,3 +111,30 @@ def test_the_segments_and_markers_of_any_text_make_it_up_again(texts: list[str])
         segments = markers.segments(text)
         assert "".join("".join(each.words) + each.after for each in segments) == "".join(text.split())
         assert [each.after for each in segments[:-1]] == [each.before for each in segments[1:]]
+
+
+@pytest.mark.parametrize("pattern", ["%s << %s >> %s [[ %s ]] %s.", "The <e1> %s </e1> %s %s <e2> %s </e2> ."])
+def test_other_texts_get_the_markers_of_the_task_with_as_many_words_between_them(pattern: str) -> None:
+    texts = marked(pattern)
+    markers = Markers.find(texts)
+    assert markers is not None
+    plain = ["some words of a passage that has none of these markers at all", "one two three four five six seven", "short"]
+    results = Marking(markers, texts).marked(plain, seed=1)
+    assert results == Marking(markers, texts).marked(plain, seed=1)
+    assert results[2] == "short"
+    between = [len(each.text.split()) for each in markers.segments(texts[0])[1:-1]]
+    for text, result in zip(plain[:2], results, strict=False):
+        found = markers.segments(result)
+        assert [each.after for each in found[:-1]] == [each.after for each in markers.segments(texts[0])[:-1]]
+        assert [len(each.text.split()) for each in found[1:-1]] == between
+        assert " ".join(markers.without_markers(result)) == text
+
+
+def test_rare_words_and_words_that_the_task_marks_are_marked_more_often_than_common_ones() -> None:
+    texts = [f"the {word} of [[ {word} ]] is << the acid >> in it" for word in ("tin", "lead") * 20]
+    markers = Markers.find(texts)
+    assert markers is not None
+    plain = [f"the of and {'tin' if number % 2 else 'zinc'} the of and the" for number in range(40)]
+    results = Marking(markers, texts).marked(plain, seed=3)
+    hits = sum("[[ tin ]]" in each or "[[ zinc ]]" in each for each in results)
+    assert hits > 25  # of 8 random places out of 6, none is the right one in a quarter of the texts

@@ -206,6 +206,12 @@ class TeacherConfig(FrozenModel):
         "the piece's own",
     )
 
+    mark_passages: bool = Field(
+        False,
+        description="put the markers of the training texts (`<<`, `[E1]`, ...) into each piece of a passage, at places like theirs, before "
+        "it is labelled and trained on; pieces then have their own soft label alone. For tasks about relations, of single texts",
+    )
+
 
 class DistributedConfig(FrozenModel):
     """Training by several processes under torchrun (docs/guides/distributed.md); no effect with one process."""

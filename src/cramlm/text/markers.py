@@ -1,12 +1,15 @@
 """Markers in texts: strings such as `<<`, `</e1>`, `[E1]` or `@GENE$` by which a task points at parts of its texts.
 
 Tasks about relations mark the two entities in each text. The label then depends most on the words between the entities and on their
-order; `Markers.segments` divides a text at its markers. The boundary of a pair of texts is a marker as well.
+order; `Markers.segments` divides a text at its markers. The boundary of a pair of texts is a marker as well. `Marking` puts the markers
+of a task into other texts.
 """
 
 from __future__ import annotations
 
 import functools
+import math
+import random
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -96,6 +99,60 @@ class Markers:
     @functools.cached_property
     def _pattern(self) -> re.Pattern[str]:
         return re.compile("(" + "|".join(map(re.escape, self.strings)) + ")")
+
+
+class Marking:
+    """Puts markers into texts without markers, at places like those in the texts of a task.
+
+    A text gets the markers of a randomly drawn text of the task, with as many words between them as there. Of some random places it gets
+    the one whose marked words are rarest in all these texts, or occur as marked words in the task: entities are seldom common words.
+    """
+
+    def __init__(self, markers: Markers, texts: Sequence[str]) -> None:
+        """texts: of the task, each with markers."""
+        segments = [found for text in texts if len(found := markers.segments(text)) > 1]
+        self._patterns = [([each.after for each in found[:-1]], [len(each.text.split()) for each in found[1:-1]]) for found in segments]
+        inside = [each.text.lower().split() for found in segments for each in found[1:-1:2]]
+        self._known = frozenset(word for words in inside if len(words) <= _MARKED_WORDS for word in words)
+
+    def marked(self, texts: Sequence[str], *, seed: int) -> list[str]:
+        """The texts with markers, words separated by single spaces; a text that is too short for a pattern is left as it is."""
+        rng, words = random.Random(seed), [text.split() for text in texts]
+        counts = Counter(word for text in words for word in {word.lower() for word in text})
+        return [self._marked(text, counts, len(texts), rng) for text in words]
+
+    def _marked(self, words: list[str], counts: Counter[str], total: int, rng: random.Random) -> str:
+        for _ in range(_TRIES):
+            markers, between = rng.choice(self._patterns)
+            if sum(between) <= len(words):
+                break
+        else:
+            return " ".join(words)
+        starts = [rng.randint(0, len(words) - sum(between)) for _ in range(_PLACES)]
+        start = max(starts, key=lambda each: self._fitness(words, each, between, counts, total))
+        result, position = words[:start], start
+        for marker, length in zip(markers, [*between, 0], strict=True):
+            result += [marker, *words[position : position + length]]
+            position += length
+        return " ".join(result + words[position:])
+
+    def _fitness(self, words: list[str], start: int, between: list[int], counts: Counter[str], total: int) -> float:
+        """The sum over marked segments of the mean over their words of how rare a word is, in nats; twice that if the task marks it."""
+        fitness, position = 0.0, start
+        for number, length in enumerate(between):
+            if number % 2 == 0 and 0 < length <= _MARKED_WORDS:
+                for word in map(str.lower, words[position : position + length]):
+                    rarity = math.log(total / counts[word]) if any(map(str.isalnum, word)) else -_OF_SYMBOLS
+                    fitness += rarity * (1 + (word in self._known)) / length
+            position += length
+        return fitness
+
+
+_MARKED_WORDS: Final = 4
+"""Between the first and the second marker, the third and the fourth, ... are marked words, unless they are more than so many."""
+_TRIES: Final = 6  # patterns that are drawn for a text
+_PLACES: Final = 8
+_OF_SYMBOLS: Final = 3.0  # nats that a word without letters and digits loses
 
 
 def _discover(texts: Sequence[str]) -> list[str]:

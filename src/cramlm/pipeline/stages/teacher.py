@@ -10,6 +10,7 @@ import numpy as np
 
 from cramlm.config.phase import PhaseConfig, linear_teachers
 from cramlm.data.task import task_fingerprint
+from cramlm.errors import UsageError
 from cramlm.evaluation.prediction import outputs_of, predict_logits, sequences_of_texts
 from cramlm.linear.model import LinearModel
 from cramlm.linear.teacher import TRAINING_TEXTS_FILE, Teacher, aligned, label_counts, out_of_fold_labels
@@ -18,9 +19,10 @@ from cramlm.model.prompts import Prompt, passage_room
 from cramlm.model.tokenizer import Tokenizer, Tokens
 from cramlm.pipeline.context import SOFT_LABELS, EncodedTexts, RunContext, RunPlan, SelectedPassages, Stage, fingerprint
 from cramlm.pipeline.stages.linear import model_fingerprint
-from cramlm.records import Event, FloatArray, TaskKind
-from cramlm.storage.arrays import save_array
+from cramlm.records import Event, FloatArray, IntArray, TaskKind
+from cramlm.storage.arrays import read_array, save_array
 from cramlm.storage.artifacts import Artifact, write_shared_part
+from cramlm.text.markers import Markers, Marking
 
 _VERSION: Final = 10
 TEMPERATURE: Final = 2.0
@@ -50,21 +52,29 @@ def teach_by_linear_models(run: RunContext, text: EncodedTexts, models: Mapping[
     each piece length; task.npy of the training texts, predicted out of fold.
 
     A piece gets the mean of its own soft label and that of its passage, weighted by `teacher.passage_share`. A piece alone has few
-    of the words that the linear model has weights for; but not every piece of a passage is about its label.
+    of the words that the linear model has weights for; but not every piece of a passage is about its label. With `teacher.mark_passages`
+    the pieces get markers; their tokens are in pieces-LENGTH-*.npy, and each has its own label alone.
+
+    Raises:
+        UsageError: if pieces should get markers and the task has none.
     """
     taught = [phase for phase in phases if any(term.on == "external" for term in linear_teachers(phase))]
     lengths = {piece_length(phase, text.tokenizer, text.prompt) for phase in taught}
     files = {pieces_file(length): length for length in sorted(lengths)}
 
     config, selection, tokenizer = run.config.teacher, text.selection, text.tokenizer
+    marking = _marking(run, text.prompt) if config.mark_passages and files else None
 
     def write_passages(target: Path) -> None:
         loaded = {name: LinearModel.load(model.path) for name, model in models.items()}
         teacher, messages = Teacher.of(loaded, run.task, metric=run.config.metric), []
         assert selection is not None
-        whole = teacher.soft_labels(selection.texts()) if config.passage_share > 0 else None
+        whole = teacher.soft_labels(selection.texts()) if config.passage_share > 0 and marking is None else None
         for name, length in files.items():
             tokens, pieces = _pieces(selection, tokenizer, length)
+            if marking is not None:
+                pieces = marking.marked(pieces, seed=run.config.seed)
+                _save_pieces(target, length, tokenizer.cut(tokenizer.encode(pieces), max_length=length, cut="truncate"), tokens.source)
             labels = teacher.soft_labels(pieces)
             if whole is not None:
                 labels += np.float32(config.passage_share) * (whole[tokens.source] - labels)
@@ -94,7 +104,31 @@ def teach_by_linear_models(run: RunContext, text: EncodedTexts, models: Mapping[
     }
     settings: dict[str, Any] = {"files": sorted(files), "teacher": run.config.teacher.model_dump(mode="json")}
     settings |= {"metric": run.config.metric}
+    settings |= {"seed_of_places": run.config.seed} if marking is not None else {}
     return run.build(Stage("teacher", _VERSION, {**settings, "seed": run.config.seed}, inputs, write))
+
+
+def _marking(run: RunContext, prompt: Prompt | None) -> Marking:
+    texts = [each.text for each in run.task.train]
+    is_single = prompt is None and all(each.text_pair is None for each in run.task.train)
+    markers = Markers.find(texts) if is_single else None
+    if markers is None:
+        raise UsageError(
+            "teacher.mark_passages = true needs single texts with markers such as `<<` or `[E1]` (at least 20 of them, and no prompt); the "
+            "training texts have none, set it to false"
+        )
+    return Marking(markers, texts)
+
+
+def _save_pieces(folder: Path, length: int, tokens: Tokens, source: IntArray) -> None:
+    for name, array in (("ids", tokens.ids), ("offsets", tokens.offsets), ("source", source)):
+        save_array(folder / f"pieces-{length}-{name}.npy", array)
+
+
+def read_marked_pieces(folder: Path, length: int) -> Tokens | None:
+    """The pieces with markers, as sequences of at most `length` tokens; None if the teacher of this folder has put no markers in."""
+    paths = [folder / f"pieces-{length}-{name}.npy" for name in ("ids", "offsets", "source")]
+    return Tokens(*map(read_array, paths)) if paths[0].is_file() else None
 
 
 def _pieces(selection: SelectedPassages, tokenizer: Tokenizer, length: int) -> tuple[Tokens, list[str]]:

@@ -31,10 +31,10 @@ from cramlm.model.huggingface.pretrained import Pretrained
 from cramlm.model.huggingface.weights import LoadedWeights, load_pretrained_weights
 from cramlm.model.model import Model, ModelSpec, Precision, build_model, initialise_all, resolve_device
 from cramlm.model.prompts import Prompt, read_passages
-from cramlm.model.tokenizer import Tokenizer
+from cramlm.model.tokenizer import Tokenizer, Tokens
 from cramlm.pipeline.context import EncodedTexts, FinishedPhase, RunContext, RunPlan, SelectedPassages, Stage, fingerprint, write_json
 from cramlm.pipeline.stages.linear import DEV_PREDICTIONS
-from cramlm.pipeline.stages.teacher import PASSAGES_FILE, external_length, piece_length, pieces_file, teach_by_encoder
+from cramlm.pipeline.stages.teacher import PASSAGES_FILE, external_length, piece_length, pieces_file, read_marked_pieces, teach_by_encoder
 from cramlm.planning.plan import Schedule, replan
 from cramlm.records import Emit, Event, FloatArray, Task
 from cramlm.storage.arrays import array_bytes, read_array, save_array
@@ -168,7 +168,8 @@ class _Training:
             soft_of_passages = self._soft_labels(phase, "external", PASSAGES_FILE)
             return external_pool(tokenizer, selection, prompt=prompt, soft_of_passages=soft_of_passages, length=length)
         soft = self._soft_labels(phase, "external", pieces_file(piece_length(phase, tokenizer, prompt)))
-        return external_pool(tokenizer, selection, soft, prompt, length=length)
+        marked = read_marked_pieces(self.teacher.path, length) if soft is not None and self.teacher is not None else None
+        return external_pool(tokenizer, selection, soft, prompt, length=length, pieces=marked)
 
     def _soft_labels(self, phase: PhaseConfig, on: Origin, file: str) -> FloatArray | None:
         term = phase.distil(on)
@@ -367,14 +368,17 @@ def external_pool(
     prompt: Prompt | None = None,
     *,
     soft_of_passages: FloatArray | None = None,
+    pieces: Tokens | None = None,
     length: int,
 ) -> TokenPool:
     """Selected passages as sequences of at most `length` tokens with the weight of their passage, one per pattern of a prompt. Long
     passages are split.
 
-    soft: soft labels (sequences, labels); or soft_of_passages: (passages, labels).
+    soft: soft labels (sequences, labels); or soft_of_passages: (passages, labels). pieces: the sequences, if the teacher has changed them.
     """
-    if prompt is None:
+    if pieces is not None:
+        tokens = pieces
+    elif prompt is None:
         tokens = tokenizer.cut(selection.ids, max_length=length, cut="split")
     else:
         tokens = read_passages(prompt, tokenizer, selection.ids, max_length=length)
