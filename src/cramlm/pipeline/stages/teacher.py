@@ -10,7 +10,6 @@ import numpy as np
 
 from cramlm.config.phase import PhaseConfig, linear_teachers
 from cramlm.data.task import task_fingerprint
-from cramlm.errors import UsageError
 from cramlm.evaluation.prediction import outputs_of, predict_logits, sequences_of_texts
 from cramlm.linear.model import LinearModel
 from cramlm.linear.teacher import TRAINING_TEXTS_FILE, Teacher, aligned, label_counts, out_of_fold_labels
@@ -19,10 +18,10 @@ from cramlm.model.prompts import Prompt, passage_room
 from cramlm.model.tokenizer import Tokenizer, Tokens
 from cramlm.pipeline.context import SOFT_LABELS, EncodedTexts, RunContext, RunPlan, SelectedPassages, Stage, fingerprint
 from cramlm.pipeline.stages.linear import model_fingerprint
+from cramlm.pipeline.stages.text import marking_of
 from cramlm.records import Event, FloatArray, IntArray, TaskKind
 from cramlm.storage.arrays import read_array, save_array
 from cramlm.storage.artifacts import Artifact, write_shared_part
-from cramlm.text.markers import Markers, Marking
 
 _VERSION: Final = 10
 TEMPERATURE: Final = 2.0
@@ -54,16 +53,13 @@ def teach_by_linear_models(run: RunContext, text: EncodedTexts, models: Mapping[
     A piece gets the mean of its own soft label and that of its passage, weighted by `teacher.passage_share`. A piece alone has few
     of the words that the linear model has weights for; but not every piece of a passage is about its label. With `teacher.mark_passages`
     the pieces get markers; their tokens are in pieces-LENGTH-*.npy, and each has its own label alone.
-
-    Raises:
-        UsageError: if pieces should get markers and the task has none.
     """
     taught = [phase for phase in phases if any(term.on == "external" for term in linear_teachers(phase))]
     lengths = {piece_length(phase, text.tokenizer, text.prompt) for phase in taught}
     files = {pieces_file(length): length for length in sorted(lengths)}
 
     config, selection, tokenizer = run.config.teacher, text.selection, text.tokenizer
-    marking = _marking(run, text.prompt) if config.mark_passages and files else None
+    marking = marking_of(run) if config.mark_passages and files else None
 
     def write_passages(target: Path) -> None:
         loaded = {name: LinearModel.load(model.path) for name, model in models.items()}
@@ -106,18 +102,6 @@ def teach_by_linear_models(run: RunContext, text: EncodedTexts, models: Mapping[
     settings |= {"metric": run.config.metric}
     settings |= {"seed_of_places": run.config.seed} if marking is not None else {}
     return run.build(Stage("teacher", _VERSION, {**settings, "seed": run.config.seed}, inputs, write))
-
-
-def _marking(run: RunContext, prompt: Prompt | None) -> Marking:
-    texts = [each.text for each in run.task.train]
-    is_single = prompt is None and all(each.text_pair is None for each in run.task.train)
-    markers = Markers.find(texts) if is_single else None
-    if markers is None:
-        raise UsageError(
-            "teacher.mark_passages = true needs single texts with markers such as `<<` or `[E1]` (at least 20 of them, and no prompt); the "
-            "training texts have none, set it to false"
-        )
-    return Marking(markers, texts)
 
 
 def _save_pieces(folder: Path, length: int, tokens: Tokens, source: IntArray) -> None:

@@ -29,6 +29,7 @@ from cramlm.retrieval.retrievers import RetrievalContext
 from cramlm.retrieval.selection import SelectionTable, select_documents
 from cramlm.storage.arrays import map_array, save_array
 from cramlm.storage.locks import damage_named
+from cramlm.text.markers import Markers, Marking
 
 if TYPE_CHECKING:
     from cramlm.model.sentences import SentenceEncoder
@@ -171,6 +172,23 @@ def check_prompt(run: RunContext) -> None:
         raise UsageError(f"head.prompt.words: {strange[0]!r}{more(strange)} is no label of the training texts ({labels}); drop it")
     if run.pretrained is not None:
         _resolve(run.config, [run.config.head.prompt.words_of(label) for label in run.task.labels], run.pretrained.tokenizer)
+
+
+def marking_of(run: RunContext) -> Marking:
+    """How markers are put into passages.
+
+    Raises:
+        UsageError: if the training texts have no markers, are pairs, or are read through a prompt.
+    """
+    texts = [each.text for each in run.task.train]
+    is_single = not run.config.head.uses_prompt and all(each.text_pair is None for each in run.task.train)
+    markers = Markers.find(texts) if is_single else None
+    if markers is None:
+        raise UsageError(
+            "teacher.mark_passages = true needs single texts with markers such as `<<` or `[E1]` (at least 20 of them, and no prompt); the "
+            "training texts have none, set it to false"
+        )
+    return Marking(markers, texts)
 
 
 def prompt(run: RunContext, tokenizer: Tokenizer) -> Prompt | None:
