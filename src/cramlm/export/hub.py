@@ -136,6 +136,7 @@ _RETRIEVERS: Final[dict[str, Rule]] = {**_RETRIEVER, "retrievers": _RETRIEVER}
 _CONFIG: Final[dict[str, Rule]] = {
     **_unchanged("name", "seed", "budget", "tokens_per_second", "threads", "precision", "device", "dev_metric", "logit_adjustment"),
     **_unchanged("diacritics"),
+    **_unchanged("compile_layers"),
     **_unchanged("model", "tokenizer", "encoder", "head", "phases", "baseline", "teacher", "distributed"),
     "init": file_name,
     "task": {
