@@ -135,8 +135,7 @@ _RETRIEVER: Final[dict[str, Rule]] = {
 _RETRIEVERS: Final[dict[str, Rule]] = {**_RETRIEVER, "retrievers": _RETRIEVER}
 _CONFIG: Final[dict[str, Rule]] = {
     **_unchanged("name", "seed", "budget", "tokens_per_second", "threads", "precision", "device", "dev_metric", "logit_adjustment"),
-    **_unchanged("diacritics"),
-    **_unchanged("compile_layers"),
+    **_unchanged("diacritics", "compile_layers"),
     **_unchanged("model", "tokenizer", "encoder", "head", "phases", "baseline", "teacher", "distributed"),
     "init": file_name,
     "task": {
