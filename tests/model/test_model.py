@@ -97,7 +97,7 @@ def test_two_thirds_of_the_heads_attend_to_adjacent_tokens_before_training() -> 
                 assert all(float(head.max()) < 0.2 for head in layer[4:])
 
 
-def test_initial_layers_from_context_predict_a_masked_token_from_its_neighbours() -> None:
+def test_layers_that_start_by_copying_the_tokens_around_each_predict_a_masked_token() -> None:
     """Three kinds of tokens with similar embeddings, each masked between two of its own kind."""
     config = EncoderConfig(layers=2, hidden=96, heads=3, intermediate=64)
     random = np.random.default_rng(2)

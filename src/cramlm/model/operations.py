@@ -361,7 +361,7 @@ def memory(x: Tensor) -> npt.NDArray[Any]:
     return numbers
 
 
-_BLOCK = 1 << 19  # logits in a block on a CPU: 2 MiB of float32
+_BLOCK = 1 << 19  # logits in a block: 2 MiB of float32
 
 
 def weighted_cross_entropy(logits: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -370,7 +370,7 @@ def weighted_cross_entropy(logits: Tensor, targets: Tensor, weights: Tensor) -> 
     logits (M, V), targets (M,) int64, weights (M,) -> scalar and (M,), in float32. Only the scalar has a gradient, and only
     with respect to the logits.
     """
-    if logits.device.type == "cuda":  # memory for the plain formula is there, and torch.compile can fuse it
+    if logits.device.type != "cpu":  # a GPU has memory for the plain formula, and torch.compile can fuse it
         losses = F.cross_entropy(logits.float(), targets, reduction="none")
         return (losses * weights).sum(), losses.detach()
     both: tuple[Tensor, Tensor] = _WeightedCrossEntropy.apply(logits, targets, weights, is_compiled(logits))  # type: ignore[no-untyped-call]
@@ -393,7 +393,7 @@ class _WeightedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, None, None, None]:
         (gradient,) = ctx.saved_tensors
-        if grad.device.type == "cpu" and grad == 1:  # on a GPU reading the number would wait for all work before it
+        if grad == 1:
             return gradient, None, None, None
         return gradient * grad, None, None, None  # a 0-d factor does not change the type
 
@@ -401,7 +401,7 @@ class _WeightedCrossEntropy(torch.autograd.Function):
 def _by_blocks(logits: Tensor, targets: Tensor, weights: Tensor, each: Tensor, gradient: Tensor) -> None:
     """Fill `each` and `gradient` with PyTorch's operations."""
     positions, vocabulary = logits.shape
-    block = max(1, _BLOCK // vocabulary if logits.device.type == "cpu" else positions)
+    block = max(1, _BLOCK // vocabulary)
     for start in range(0, positions, block):
         part = slice(start, start + block)
         values, target = logits[part].to(each.dtype), targets[part, None]

@@ -153,7 +153,7 @@ class _PhaseRun:
         self.saved_step: int | None = None
         self.pending: Callable[[], None] | None = None  # reads and records the numbers of the last step
 
-    @property
+    @functools.cached_property
     def compiles(self) -> bool:
         """Return True if layers are compiled (`RunConfig.compile_layers`)."""
         phase, wanted = self.phase, self.job.compile_layers

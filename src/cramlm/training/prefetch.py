@@ -1,4 +1,4 @@
-"""The batches of a phase, for training on a GPU made ahead by processes of their own.
+"""The batches of a phase. For training on a GPU, other processes make them ahead.
 
 Packing and masking a batch of 32,768 tokens takes a core 8 to 10 ms, longer than a GPU takes to train a small encoder on it. Batches are
 functions of the step, so that it does not matter which process makes them.
