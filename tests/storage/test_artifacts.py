@@ -13,11 +13,12 @@ import types
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from artifact_fixtures import NEW, OLD, break_disk, contents, die, fail_at_call, in_child, publish_version, writer
-from cramlm.errors import ArtifactError, EnvironmentFault
+from cramlm.errors import ArtifactError, DataError, EnvironmentFault
 from cramlm.records import silent
 from cramlm.storage.artifacts import (
     MANIFEST,
@@ -122,6 +123,28 @@ def test_a_writer_that_fails_changes_nothing(
     assert "\n" not in str(caught.value)
     assert contents(tmp_path / "thing") == {"content 1"}
     assert [path.name for path in tmp_path.iterdir()] == ["thing"]
+
+
+def test_an_interruption_while_a_failed_writer_cleans_up_leaves_no_temporary_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unlink, interruptions = os.unlink, [KeyboardInterrupt()]
+
+    def interrupted_once(*args: Any, **options: Any) -> None:
+        unlink(*args, **options)
+        if interruptions:
+            raise interruptions.pop()
+
+    def write(folder: Path) -> None:
+        for name in "abc":
+            (folder / name).write_text(name)
+        monkeypatch.setattr(os, "unlink", interrupted_once)
+        raise DataError("bad row")
+
+    with pytest.raises(KeyboardInterrupt):
+        publish(tmp_path / "folder", kind="test", key={}, write=write)
+    assert not interruptions
+    assert not list(tmp_path.iterdir())
 
 
 def test_kill_9_in_the_middle_of_writing_leaves_the_old_folder(tmp_path: Path) -> None:

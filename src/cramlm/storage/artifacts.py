@@ -114,7 +114,11 @@ def publish(target: Path, *, kind: str, key: Mapping[str, Any], write: Callable[
                 temporary.rename(target)
             fsync(target.parent)
         finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+            try:
+                shutil.rmtree(temporary, ignore_errors=True)
+            except BaseException:  # Ctrl-C, or the end of a worker while another failure is cleaned up
+                shutil.rmtree(temporary, ignore_errors=True)
+                raise
     return Artifact(named, kind, dict(key), files)
 
 
