@@ -232,6 +232,9 @@ def _parts(facts: Mapping[str, Any], phases: Sequence[PhaseConfig]) -> list[Part
         named = " and on the words of the labels' names" if kind == "classification" and config.get("task", {}).get("label_names") else ""
         text = f"Linear teacher: {known}, fitted on the training texts{named}. The encoder uses its {soft_labels}"
         parts.append(Part("a linear teacher", f"{text} {parts_of_text}."))
+    if linear and config.get("teacher", {}).get("mark_passages"):
+        text = "Markers in passages: pieces of the raw text got markers like those of the training texts before the teacher labelled them."
+        parts.append(Part("markers in passages", text))
     if linear and config.get("teacher", {}).get("align_distribution"):
         text = "Distribution alignment: the teacher's label probabilities for the raw text are reweighted towards the label frequencies"
         parts.append(Part("distribution alignment", f"{text} of the training texts."))

@@ -85,7 +85,8 @@ def _data_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
             aligned = "; aligned with the label frequencies of the training texts" if config.teacher.align_distribution else ""
             *others, last = config.teaching
             models = f"{', '.join(others)} and {last} together" if others else last
-            yield "teacher", f"linear: {models}{aligned}"
+            marked = "; pieces of passages get the markers of the training texts" if config.teacher.mark_passages else ""
+            yield "teacher", f"linear: {models}{aligned}{marked}"
         if KINDS[config.task.kind].has_prior:
             chosen = f"tau chosen on dev by {METRIC_NAMES[config.metric]}" if config.logit_adjustment == "dev" else "none"
             yield "logit adjustment", chosen
