@@ -128,10 +128,13 @@ def test_embeddings_start_from_word_vectors_of_a_search_server_and_from_co_occur
         assert f"a linear teacher, {start}, layers" in model_card({**given, "config": config})
 
 
-def test_markers_in_passages_are_a_part_of_the_method() -> None:
+def test_what_uses_markers_is_a_part_of_the_method() -> None:
     given = facts_of(recipes.tlm(train="", corpus="corpus.jsonl"))
     given["config"]["teacher"]["mark_passages"] = True
-    assert "Training also used a linear teacher, markers in passages, embeddings" in model_card(given)
+    given["config"]["encoder"]["layer_init"] = "markers"
+    card = model_card(given)
+    assert "Training also used a linear teacher, markers in passages, embeddings" in card
+    assert "layers that start by copying neighbours, heads that start at markers and logit adjustment" in card
 
 
 def test_unknown_terms_are_omitted_and_a_number_has_no_logit_adjustment() -> None:

@@ -97,6 +97,27 @@ def test_two_thirds_of_the_heads_attend_to_adjacent_tokens_before_training() -> 
                 assert all(float(head.max()) < 0.2 for head in layer[4:])
 
 
+@pytest.mark.parametrize("heads", [3, 4])
+def test_two_heads_attend_to_the_nearest_marker_on_either_side_before_training(heads: int) -> None:
+    config = EncoderConfig(layers=2, hidden=64 * heads, heads=heads, intermediate=64, layer_init="markers")
+    begin, end, open_, close = 2, 3, 10, 11
+    ids = torch.tensor([begin, *range(50, 58), open_, 100, 101, close, *range(200, 206), open_, 102, close, *range(300, 306), end])
+    markers = [place for place, token in enumerate(ids.tolist()) if token in (begin, end, open_, close)]
+    for start in ("random", "given"):
+        model = build_model(ModelSpec(config, HeadConfig(), vocab_size=400, labels=3, markers=(begin, end, open_, close)), seed=5)
+        if start == "given":
+            model.set_word_embeddings(np.random.default_rng(1).normal(0, 0.04, (400, config.hidden)).astype(np.float32))
+        with torch.no_grad():
+            layers = attention(model, ids)
+        to_left, to_right = (layers[0][2], layers[1][2]) if heads == 3 else layers[0][2:4]
+        between = [place for place in range(len(ids)) if place not in markers]
+        nearest = [(max(each for each in markers if each < place), min(each for each in markers if each > place)) for place in between]
+        for side, head in enumerate((to_left, to_right)):
+            shares = [float(head[place, markers_around[side]]) for place, markers_around in zip(between, nearest, strict=True)]
+            assert np.mean(shares) > 0.8, (start, side)
+            assert min(shares) > 0.2, (start, side)
+
+
 def test_layers_that_start_by_copying_the_tokens_around_each_predict_a_masked_token() -> None:
     """Three kinds of tokens with similar embeddings, each masked between two of its own kind."""
     config = EncoderConfig(layers=2, hidden=96, heads=3, intermediate=64)

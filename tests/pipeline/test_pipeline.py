@@ -20,19 +20,21 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 from cramlm import recipes
 from cramlm.config.base import parse_budget
-from cramlm.config.run import load_config, to_toml
+from cramlm.config.run import TokenizerConfig, load_config, to_toml
 from cramlm.data.task import read_task
 from cramlm.errors import Stopped, UsageError
 from cramlm.inference.predictor import Predictor
-from cramlm.model.tokenizer import Tokenizer
+from cramlm.model.tokenizer import Tokenizer, train_tokenizer
 from cramlm.pipeline.context import Clock, Process, RunContext
 from cramlm.pipeline.run import run
 from cramlm.pipeline.stages.teacher import read_marked_pieces
+from cramlm.pipeline.stages.text import marker_tokens
 from cramlm.planning.plan import plan
 from cramlm.recipes.describe import stages_of
 from cramlm.records import Event, counting
 from cramlm.retrieval.selection import SelectionTable
 from cramlm.storage.artifacts import hash_file, verify
+from cramlm.text.markers import Markers
 from jsonl import read_jsonl, write_jsonl
 from tiny_task import TOPICS, task_paths, tiny_config, write_task
 
@@ -341,15 +343,20 @@ def test_the_teacher_labels_pieces_of_passages_and_training_texts(finished: Fini
     assert distilled == {"phase-1-joint", "phase-2-finetune"}
 
 
-def test_pieces_of_passages_get_the_markers_of_a_task_about_relations(tmp_path: Path) -> None:
-    paths = write_task(tmp_path / "data")
+def write_marked_task(folder: Path) -> dict[str, str]:
+    """As `write_task`, with the first and the second word of each text marked."""
+    paths = write_task(folder)
     for split in ("train", "dev", "test"):
         rows = read_jsonl(paths[split])
         for row in rows:
             first, second, *rest = row["text"].split()
             row["text"] = " ".join(["[[", first, "]]", *rest[:2], "<<", second, ">>", *rest[2:]])
         write_jsonl(Path(paths[split]), rows)
-    config = shortened(tiny_config(paths), teacher={"mark_passages": True, "models": ["tfidf"]})
+    return paths
+
+
+def test_pieces_of_passages_get_the_markers_of_a_task_about_relations(tmp_path: Path) -> None:
+    config = shortened(tiny_config(write_marked_task(tmp_path / "data")), teacher={"mark_passages": True, "models": ["tfidf"]})
     events_of(config, tmp_path / "run", tmp_path / "store")
     tokenizer, teacher = Tokenizer.load(tmp_path / "run/tokenizer"), tmp_path / "run/teacher"
     pieces, soft = read_marked_pieces(teacher, 32), np.load(teacher / "passages-32.npy")
@@ -363,6 +370,27 @@ def test_pieces_of_passages_get_the_markers_of_a_task_about_relations(tmp_path: 
     unmarked = shortened(tiny_config(write_task(tmp_path / "plain")), teacher={"mark_passages": True})
     with pytest.raises(UsageError, match="mark_passages = true needs single texts with markers"):
         events_of(unmarked, tmp_path / "other", tmp_path / "store")
+
+
+def test_layers_start_at_the_markers_of_the_training_texts(tmp_path: Path) -> None:
+    def config(paths: dict[str, str]) -> dict[str, Any]:
+        tiny = shortened(tiny_config(paths))
+        return {**tiny, "encoder": {**tiny["encoder"], "layer_init": "markers"}}
+
+    events_of(config(write_marked_task(tmp_path / "data")), tmp_path / "run", tmp_path / "store")
+    with pytest.raises(UsageError, match='layer_init = "markers" needs single texts with markers'):
+        events_of(config(write_task(tmp_path / "plain")), tmp_path / "other", tmp_path / "store")
+
+
+def test_tokens_of_markers_are_those_that_occur_mostly_in_them(tmp_path: Path) -> None:
+    texts = [f"[[ ship ]] has a @harbour$ and another harbour {number}" for number in range(30)]
+    markers = Markers.find(texts)
+    assert markers is not None
+    assert set(markers.strings) == {"[[", "]]", "@harbour$"}
+    train_tokenizer(texts, TokenizerConfig(vocab_size=200), tmp_path)
+    tokenizer = Tokenizer.load(tmp_path)
+    tokens = {tokenizer.vocabulary[token] for token in marker_tokens(markers, texts, tokenizer)}
+    assert tokens == {"[CLS]", "[SEP]", "[[", "]]", "@", "$"}, "half of the harbours are outside"
 
 
 def test_a_piece_has_the_mean_of_its_soft_label_and_that_of_its_passage(copied: Finished) -> None:

@@ -142,9 +142,10 @@ class EncoderConfig(FrozenModel):
         "two thirds of the width fitted to the word vectors of the whole corpus, the rest as cooccurrence; all of it without a corpus",
     )
     embedding_std: float = Field(0.04, gt=0, description="standard deviation of initial embeddings that are not random")
-    layer_init: Literal["random", "context"] = Field(
+    layer_init: Literal["random", "context", "markers"] = Field(
         "random",
-        description="modernbert and moe only; context: attention starts by copying the tokens around each token",
+        description="modernbert and moe only; context: attention starts by copying the tokens around each token; markers: and, in two "
+        "heads, the nearest marker (`<<`, `[E1]`, ...) on either side. For tasks about relations, of single texts",
     )
 
     @model_validator(mode="after")
@@ -156,7 +157,7 @@ class EncoderConfig(FrozenModel):
     @property
     def starts_from_context(self) -> bool:
         """True if `layer_init` applies: to rotary positions only."""
-        return self.is_modern and self.layer_init == "context"
+        return self.is_modern and self.layer_init != "random"
 
     @property
     def is_modern(self) -> bool:

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, assert_never
 
@@ -314,9 +315,20 @@ PEAK: Final = 12.0
 """Initial attention score of the position that a head attends to; six tokens away it is below 4."""
 COPIED: Final = 0.5
 """Length of what a head adds to a token, relative to the part of the embedding that it copies."""
+MARKED: Final = 1.0
+"""Length of the component along the markers' direction of the embedding of a marker, relative to the rest of the embedding."""
+MARKER_SCORE: Final = 30.0
+"""Initial attention score of a marker beside a token, on the side that a head attends to; that of tokens without a marker is 0."""
+MARKER_SLOPE: Final = 5.5
+"""How much this score falls when the distance grows by a factor of e."""
+FAR_SIDE: Final = -5.0
+"""The score of markers on the other side."""
+SPARED: Final = 0.1
+"""What remains of the random queries and keys of heads that attend to markers."""
+_REACH: Final = 64  # the largest distance at which these scores are fitted
 
 
-def start_from_context(encoder: Encoder, config: EncoderConfig) -> None:
+def start_from_context(encoder: Encoder, config: EncoderConfig, markers: Sequence[int] = ()) -> None:
     """Change initial weights such that the first layers add to each token the embeddings around it, as a continuous bag of words does.
 
     Two thirds of the heads of every layer attend to one position: the first head to the token before each token, the second to the token
@@ -328,6 +340,10 @@ def start_from_context(encoder: Encoder, config: EncoderConfig) -> None:
     A head attends to one relative position if its queries and keys are constant: rotary positions turn their product into a function of the
     distance, with its peak where the phases of the query say. They are constant along a direction that all token embeddings share. In the
     spirit of Trockman and Kolter 2023, "Mimetic Initialization of Self-Attention Layers".
+
+    markers: tokens that mark places of a text. Two of the heads that would attend to the whole sequence (the first such heads, from the
+    first layer on) then attend to the nearest marker on the left and on the right, so that each token learns between which markers it is.
+    Embeddings of markers have a component that no other token has, and the keys of these heads read only that.
     """
     assert isinstance(encoder, ModernBertEncoder), "other shapes have no rotary positions"
     device = encoder.word_embeddings.device
@@ -336,11 +352,10 @@ def start_from_context(encoder: Encoder, config: EncoderConfig) -> None:
     along = math.sqrt(config.hidden) * SHARED_LENGTH / math.sqrt(1 + SHARED_LENGTH**2)  # component of a normalized embedding
     scale = math.sqrt(PEAK * math.sqrt(size) / pairs) / along
     with torch.no_grad():
-        share_direction(encoder.word_embeddings)
-        layer: Any
-        for index, layer in enumerate(encoder.layers):
-            theta = encoder.local_theta if index % encoder.global_every else encoder.rope_theta
-            frequency = theta ** (-torch.arange(pairs, dtype=torch.float32, device=device) / (size // 2))
+        share_direction(encoder.word_embeddings, markers)
+        for index in range(config.layers):
+            layer: Any = encoder.layers[index]
+            frequency = _frequencies(encoder, index)[:pairs].to(device)
             query, key, value = layer.qkv.weight.view(3, heads, size, config.hidden)
             output = layer.attention_output.weight.view(config.hidden, heads, size)
             for head, offset in enumerate(_offsets(heads)):
@@ -351,17 +366,65 @@ def start_from_context(encoder: Encoder, config: EncoderConfig) -> None:
                 part = eye[(head + index) % heads :: heads]
                 value[head] += part
                 output[:, head] += COPIED * part.T
+        if markers:
+            _attend_to_markers(encoder, config)
 
 
-def share_direction(embeddings: Tensor) -> None:
-    """Set the component of each token embedding (V, D) along the shared direction to `SHARED_LENGTH` of the length of the rest.
+def _attend_to_markers(encoder: ModernBertEncoder, config: EncoderConfig) -> None:
+    """Replace the queries and keys of the heads that attend to the nearest marker on either side."""
+    device, size, heads, half = encoder.word_embeddings.device, encoder.head_size, config.heads, encoder.head_size // 2
+    shared, marked = _shared_direction(config.hidden, device), _marker_direction(config.hidden, device)
+    length = math.sqrt(config.hidden)  # of a normalized embedding
+    components = length * SHARED_LENGTH / math.sqrt(1 + SHARED_LENGTH**2), length * MARKED / math.sqrt(1 + MARKED**2)
+    scale = size**0.25
+    free = [(index, head) for index in range(config.layers) for head in range(len(_offsets(heads)), heads)]
+    for (index, head), side in zip(free, (-1, 1), strict=False):
+        layer: Any = encoder.layers[index]
+        query, key, _ = layer.qkv.weight.view(3, heads, size, config.hidden)
+        query[head] *= SPARED
+        key[head] *= SPARED
+        query[head] += scale / components[0] * torch.outer(_nearest(_frequencies(encoder, index), side).to(device), shared)
+        key[head, :half] += scale / components[1] * marked
 
-    The vocabulary head has the same weights; there it adds almost the same to the logits of all tokens.
+
+def _nearest(frequencies: Tensor, side: int) -> Tensor:
+    """A query (2 x frequencies,) whose product with a key of ones (in the first half) d positions to its right is about
+    MARKER_SCORE - MARKER_SLOPE * log |d| on the side -1 (left) or 1, and FAR_SIDE on the other: a least-squares fit.
+    """
+    distance = torch.arange(1, _REACH + 1, dtype=torch.float64).repeat(2)
+    distance[_REACH:] *= -1
+    aim = torch.where(distance * side > 0, MARKER_SCORE - MARKER_SLOPE * distance.abs().log(), FAR_SIDE)
+    weight = distance.abs() ** -0.5
+    weight[distance * side == -1] *= 0.1  # the step between the sides is two tokens wide
+    angle = torch.outer(distance, frequencies.double())
+    waves = torch.cat([angle.cos(), angle.sin()], dim=1) * weight[:, None]
+    ridge = 0.03 * torch.eye(waves.shape[1], dtype=torch.float64)
+    result: Tensor = torch.linalg.solve(waves.T @ waves + ridge, waves.T @ (aim * weight)).float()
+    return result
+
+
+def _frequencies(encoder: ModernBertEncoder, index: int) -> Tensor:
+    """Radians per token of the rotary pairs of a layer, (head size / 2,)."""
+    theta = encoder.local_theta if index % encoder.global_every else encoder.rope_theta
+    half = encoder.head_size // 2
+    frequencies: Tensor = theta ** (-torch.arange(half, dtype=torch.float32) / half)
+    return frequencies
+
+
+def share_direction(embeddings: Tensor, markers: Sequence[int] = ()) -> None:
+    """Set the component of each token embedding (V, D) along the shared direction to `SHARED_LENGTH` of the length of the rest; with
+    markers, that along the markers' direction to `MARKED` for them, and to 0 for all others.
+
+    The vocabulary head has the same weights; there the shared component adds almost the same to the logits of all tokens.
     """
     direction = _shared_direction(embeddings.shape[1], embeddings.device)
     with torch.no_grad():
         embeddings -= torch.outer(embeddings @ direction, direction)
         embeddings += SHARED_LENGTH * torch.outer(embeddings.norm(dim=1), direction)
+        if markers:
+            direction, ids = _marker_direction(embeddings.shape[1], embeddings.device), list(markers)
+            embeddings -= torch.outer(embeddings @ direction, direction)
+            embeddings[ids] += MARKED * torch.outer(embeddings[ids].norm(dim=1), direction)
 
 
 def remove_shared_direction(weight: Tensor) -> None:
@@ -378,6 +441,13 @@ def _shared_direction(width: int, device: torch.device) -> Tensor:
     if width % 2:
         signs[-1] = 0
     unit: Tensor = signs / signs.norm()
+    return unit
+
+
+def _marker_direction(width: int, device: torch.device) -> Tensor:
+    """A unit vector (D,) that is orthogonal to (1, 1, ...) and to the shared direction: two plus signs, two minus signs and so on."""
+    signs = torch.tensor([1.0, 1, -1, -1], device=device).repeat(width // 4)
+    unit: Tensor = F.pad(signs / signs.norm(), (0, width % 4))
     return unit
 
 

@@ -143,7 +143,9 @@ class ParameterGroups:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """Everything but the weights of a model. labels: logits of the classifier; kind: their meaning, which changes no shape."""
+    """Everything but the weights of a model. labels: logits of the classifier; kind: their meaning, which changes no shape. markers: tokens
+    that some heads attend to at first (encoder.py); only initial weights depend on them.
+    """
 
     encoder: EncoderConfig
     head: HeadConfig
@@ -152,6 +154,7 @@ class ModelSpec:
     pad_id: int = 0
     prompt: Prompt | None = None
     kind: TaskKind = "classification"
+    markers: tuple[int, ...] = ()
 
 
 class Model(nn.Module):
@@ -169,6 +172,7 @@ class Model(nn.Module):
         self.labels = spec.labels
         self.kind: TaskKind = spec.kind
         self.pad_id = pad_id
+        self.markers = spec.markers
         self.encoder = build_encoder(encoder, vocab_size=spec.vocab_size, pad_id=pad_id)
         self.mlm_head = MlmHead(encoder, spec.vocab_size)
         self.prompt_head = None if prompt is None else PromptHead(prompt, encoder)
@@ -256,7 +260,7 @@ class Model(nn.Module):
         with torch.no_grad():
             embeddings[finite] = rows[finite]
         if self.encoder_config.starts_from_context:
-            share_direction(embeddings)
+            share_direction(embeddings, self.markers)
 
     def add_to_logits(self, shift: FloatArray) -> None:
         """Add a constant (labels,) to the logits, in the classifier's bias or in the prompt."""
@@ -326,7 +330,7 @@ def initialise_all(model: Model, *, seed: int, but: Collection[str] = ()) -> Non
         ends_branch = "encoder.layers." in name and name.endswith("output.weight")
         initialise(name, parameter, seed=seed, std=branch_end if ends_branch else encoder.init_std)
     if encoder.starts_from_context and not but:
-        start_from_context(model.encoder, encoder)
+        start_from_context(model.encoder, encoder, model.markers)
         with torch.no_grad():
             model.mlm_head.dense.weight += torch.eye(encoder.hidden, device=model.mlm_head.dense.weight.device)
         heads: list[Any] = [model.mlm_head] if model.prompt_head is not None else [model.mlm_head, model.classifier]

@@ -108,7 +108,8 @@ def _start_of(config: RunConfig) -> str:
             start = "from word vectors of the corpus and co-occurrence counts"
         case _:
             start = "from co-occurrence counts"
-    layers = "; layers start by copying neighbouring tokens" if encoder.starts_from_context else ""
+    copied = "neighbouring tokens and the nearest markers" if encoder.layer_init == "markers" else "neighbouring tokens"
+    layers = f"; layers start by copying {copied}" if encoder.starts_from_context else ""
     return f"token embeddings start {start}{layers}"
 
 

@@ -70,6 +70,11 @@ class Markers:
         kinds = Counter(segment.kind for text in texts for segment in markers.segments(text))
         return cls(strings, tuple(kind for kind, _ in sorted(kinds.items(), key=lambda each: (-each[1], each[0]))[:MAX_KINDS]))
 
+    @classmethod
+    def of_single(cls, texts: Sequence[tuple[str, str | None]]) -> Markers | None:
+        """As `find`, of texts and second texts; None if any has a second text."""
+        return None if any(second is not None for _, second in texts) else cls.find([text for text, _ in texts])
+
     def segments(self, text: str) -> list[Segment]:
         """The segments of a text in order, one more than it has markers."""
         parts = self._pattern.split(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -174,21 +175,36 @@ def check_prompt(run: RunContext) -> None:
         _resolve(run.config, [run.config.head.prompt.words_of(label) for label in run.task.labels], run.pretrained.tokenizer)
 
 
-def marking_of(run: RunContext) -> Marking:
-    """How markers are put into passages.
+def markers_of(run: RunContext) -> Markers:
+    """The markers of the training texts.
 
     Raises:
-        UsageError: if the training texts have no markers, are pairs, or are read through a prompt.
+        UsageError: if they have none, are pairs, or are read through a prompt.
     """
-    texts = [each.text for each in run.task.train]
-    is_single = not run.config.head.uses_prompt and all(each.text_pair is None for each in run.task.train)
-    markers = Markers.find(texts) if is_single else None
+    markers = None if run.config.head.uses_prompt else Markers.of_single([(each.text, each.text_pair) for each in run.task.train])
     if markers is None:
+        setting = "teacher.mark_passages = true" if run.config.teacher.mark_passages else 'encoder.layer_init = "markers"'
         raise UsageError(
-            "teacher.mark_passages = true needs single texts with markers such as `<<` or `[E1]` (at least 20 of them, and no prompt); the "
-            "training texts have none, set it to false"
+            f"{setting} needs single texts with markers such as `<<` or `[E1]` (at least 20 of them, and no prompt); the training texts "
+            'have none, set teacher.mark_passages = false and encoder.layer_init = "context"'
         )
-    return Marking(markers, texts)
+    return markers
+
+
+def marking_of(run: RunContext) -> Marking:
+    """How markers are put into passages. Raises as `markers_of`."""
+    return Marking(markers_of(run), [each.text for each in run.task.train])
+
+
+def marker_tokens(markers: Markers, texts: Sequence[str], tokenizer: Tokenizer) -> tuple[int, ...]:
+    """The tokens that mark places in the texts: [CLS], [SEP], and those that occur in markers more often than elsewhere."""
+    used = Counter(segment.after for text in texts for segment in markers.segments(text))
+    inside: Counter[int] = Counter()
+    for marker in markers.strings:
+        for token in tokenizer.encode([marker]).ids.tolist():
+            inside[token] += used[marker]
+    counts = np.bincount(tokenizer.encode(texts).ids, minlength=tokenizer.vocab_size)
+    return tuple(sorted({tokenizer.cls_id, tokenizer.sep_id, *(token for token, number in inside.items() if 2 * number > counts[token])}))
 
 
 def prompt(run: RunContext, tokenizer: Tokenizer) -> Prompt | None:

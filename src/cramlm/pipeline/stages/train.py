@@ -35,6 +35,7 @@ from cramlm.model.tokenizer import Tokenizer, Tokens
 from cramlm.pipeline.context import EncodedTexts, FinishedPhase, RunContext, RunPlan, SelectedPassages, Stage, fingerprint, write_json
 from cramlm.pipeline.stages.linear import DEV_PREDICTIONS
 from cramlm.pipeline.stages.teacher import PASSAGES_FILE, external_length, piece_length, pieces_file, read_marked_pieces, teach_by_encoder
+from cramlm.pipeline.stages.text import marker_tokens, markers_of
 from cramlm.planning.plan import Schedule, replan
 from cramlm.records import Emit, Event, FloatArray, Task
 from cramlm.storage.arrays import array_bytes, read_array, save_array
@@ -115,8 +116,11 @@ class _Training:
         self.special = SpecialIds(
             tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id, tokenizer.vocab_size, tokenizer.unk_id
         )
+        markers: tuple[int, ...] = ()
+        if config.encoder.layer_init == "markers":
+            markers = marker_tokens(markers_of(run), [each.text for each in run.task.train], tokenizer)
         self.spec = ModelSpec(
-            config.encoder, config.head, tokenizer.vocab_size, len(run.task.labels), tokenizer.pad_id, text.prompt, run.task.kind
+            config.encoder, config.head, tokenizer.vocab_size, len(run.task.labels), tokenizer.pad_id, text.prompt, run.task.kind, markers
         )
         self.model = build_model(self.spec, seed=config.seed).to(resolve_device(config.device))
         self.set_embeddings()
