@@ -331,6 +331,29 @@ def test_tlm_plain_is_tlm_without_what_the_paper_does_not_have(tmp_path: Path) -
         assert differing["encoder"] == plain.encoder.model_dump() | {"embedding_init": "words", "layer_init": "context"}
 
 
+@pytest.mark.parametrize(
+    ("name", "layers", "passages"),
+    [
+        ("tlm", "markers", True),
+        ("random-retrieval", "markers", True),
+        ("labels-only", "markers", False),
+        ("tlm-plain", "random", False),
+        ("prompt", "context", False),
+    ],
+)
+def test_a_task_with_markers_has_layers_that_start_at_them_and_passages_that_get_them(
+    name: str, layers: str, passages: bool, tmp_path: Path
+) -> None:
+    labels = even(40)
+    marked = write_labelled(tmp_path / "marked.jsonl", ((f"a [[ ship ]] of {number}", label) for number, label in enumerate(labels)))
+    plain, config = (RECIPES[name](train=file, corpus="corpus.jsonl") for file in (write_labels(tmp_path / "plain.jsonl", labels), marked))
+    assert (config.encoder.layer_init, config.teacher.mark_passages) == (layers, passages)
+    assert set(changes(plain, config)) == {"task", *(["encoder"] * (layers == "markers")), *(["teacher"] * passages)}
+    assert "and the nearest markers" in describe_run(config) or layers != "markers"
+    assert recipes.with_preset(config, "mini").encoder.layer_init == layers
+    assert not plain.teacher.mark_passages
+
+
 def changes(config: RunConfig, control: RunConfig) -> dict[str, Any]:
     """Settings of the control that differ from those of the config, by name; a phase that it lacks is None."""
     before, after = config.model_dump(), control.model_dump()

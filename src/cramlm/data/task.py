@@ -24,6 +24,7 @@ from cramlm.io.readers import MAX_RECORD_BYTES, Reader
 from cramlm.io.rows import Column
 from cramlm.records import Emit, Event, Example, Scale, Split, Task, TaskKind, silent
 from cramlm.storage.artifacts import Artifact, hash_json, open_artifact, stage, verify
+from cramlm.text.markers import Markers
 from cramlm.text.words import spaced_name
 
 KIND: Final = "task"
@@ -125,14 +126,17 @@ def _read_unlabelled(config: TaskConfig, labelled: Sequence[Example], emit: Emit
 
 @dataclass(frozen=True, slots=True)
 class LabelledSize:
-    """Training texts, without those that are split off for dev, and labels."""
+    """Training texts, without those that are split off for dev, and labels. marked: the texts are single and have markers
+    (text/markers.py).
+    """
 
     texts: int
     labels: int
+    marked: bool = False
 
 
 def count_training(config: TaskConfig, *, seed: int) -> LabelledSize:
-    """Return the size of the training split that `read_task` returns. Reads only the training file.
+    """Return the size of the training split that `read_task` returns, and if it has markers. Reads only the training file.
 
     Raises:
         UsageError, DataError: as `read_task` for the training file.
@@ -142,7 +146,8 @@ def count_training(config: TaskConfig, *, seed: int) -> LabelledSize:
     labels = rules.task_labels([_label(example) for example in train], config.label_column)
     if config.dev is None:
         train, _ = split_dev(train, fraction=config.dev_fraction, seed=seed, stratum=rules.stratum)
-    return LabelledSize(len(train), len(labels))
+    marked = Markers.of_single([(example.text, example.text_pair) for example in train]) is not None
+    return LabelledSize(len(train), len(labels), marked)
 
 
 def read_examples(

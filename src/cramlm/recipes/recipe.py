@@ -200,7 +200,7 @@ def encoder_for(budget: str | None) -> EncoderConfig:
 
 
 def with_preset(config: RunConfig, name: str) -> RunConfig:
-    """The run with an encoder of `PRESETS`; one of BERT's shape pools [CLS]. Random initial weights stay random.
+    """The run with an encoder of `PRESETS`; one of BERT's shape pools [CLS]. Initial weights stay those of the run, where they apply.
 
     Raises:
         UsageError: if there is no such preset, or the run starts from weights that have a size.
@@ -209,8 +209,9 @@ def with_preset(config: RunConfig, name: str) -> RunConfig:
         raise UsageError(f"--preset {name!r} is not one of {', '.join(PRESETS)}")
     if config.init is not None:
         raise UsageError(f"--preset {name} and --base-model exclude each other: the weights in {config.init} have a size; drop one")
-    random = {name: "random" for name in ("embedding_init", "layer_init") if getattr(config.encoder, name) == "random"}
-    encoder = PRESETS[name].model_copy(update=random)
+    preset = PRESETS[name]
+    start = {name: getattr(config.encoder, name) for name in ("embedding_init", "layer_init")}
+    encoder = preset.model_copy(update=start if preset.is_modern else {})
     head = config.head.model_copy(update={"pooling": "cls"}) if encoder.shape == "bert" else config.head
     return config.model_copy(update={"encoder": encoder, "head": head})
 
@@ -330,6 +331,7 @@ class EncoderRecipe(Recipe):
     """Trains an encoder in phases; from a checkpoint at the rates of `from_checkpoint`.
 
     phases_on_checkpoint: None = the same phases. embedding_init, layer_init, logit_adjustment: as in `EncoderConfig` and `RunConfig`.
+    Layers that start from context attend to the markers of a task that has some, and the teacher puts these into passages.
     """
 
     phases: tuple[PhaseConfig, ...]
@@ -351,14 +353,19 @@ class EncoderRecipe(Recipe):
         size = labelled_size(inputs.task, seed=inputs.seed)
         phases = tuple(for_task(phase, inputs.task.kind, size) for phase in self._phases(inputs.init))
         teaches_passages = any(term.on == "external" for phase in phases for term in linear_teachers(phase))
+        marked = size.marked and self.head == "classifier" and inputs.task.kind == "classification"
+        layer_init = "markers" if marked and self.layer_init == "context" else self.layer_init
         config = RunConfig(
             name=self.name,
             **inputs.settings,
             retriever=with_top_k(self.retriever if inputs.corpus else None, inputs.top_k, recipe=self.name),
-            encoder=encoder_for(inputs.budget).model_copy(update={"embedding_init": self.embedding_init, "layer_init": self.layer_init}),
+            encoder=encoder_for(inputs.budget).model_copy(update={"embedding_init": self.embedding_init, "layer_init": layer_init}),
             head=HeadConfig(kind=self.head, token_classifier=any(term.needs_token_head for phase in self.phases for term in phase.terms)),
             phases=phases,
-            teacher=TeacherConfig(align_distribution=teaches_passages and is_few(size) and inputs.task.kind == "classification"),
+            teacher=TeacherConfig(
+                align_distribution=teaches_passages and is_few(size) and inputs.task.kind == "classification",
+                mark_passages=teaches_passages and marked,
+            ),
             logit_adjustment=self.logit_adjustment,
         )
         return config if inputs.init is None else on_checkpoint(config, inputs.init)
