@@ -130,6 +130,17 @@ def test_other_texts_get_the_markers_of_the_task_with_as_many_words_between_them
         assert " ".join(markers.without_markers(result)) == text
 
 
+def test_texts_that_have_markers_are_left_as_they_are() -> None:
+    """Unlabelled texts of the task, which are passages, too."""
+    texts = [f"a [[ ship {number} ]] in the << harbour >>" for number in range(MIN_TEXTS)]
+    markers = Markers.find(texts)
+    assert markers is not None
+    own = ["the  [[ boat ]]  near\ta << pier >> at night", "night >> at sea and so on, for some words more"]
+    marked, *left = Marking(markers, texts).marked(["a plain text of some words more than those", *own], seed=1)
+    assert left == own
+    assert len(markers.segments(marked)) == 5
+
+
 def test_rare_words_and_words_that_the_task_marks_are_marked_more_often_than_common_ones() -> None:
     texts = [f"the {word} of [[ {word} ]] is << the acid >> in it" for word in ("tin", "lead") * 20]
     markers = Markers.find(texts)

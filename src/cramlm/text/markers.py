@@ -97,6 +97,10 @@ class Markers:
                 column.append(" ".join(found.get(kind, ())))
         return columns
 
+    def occur_in(self, text: str) -> bool:
+        """Return True if the text has a marker."""
+        return self._pattern.search(text) is not None
+
     def without_markers(self, text: str) -> list[str]:
         """The words of a text, without its markers."""
         return split_runs(self._pattern.sub(" ", text))
@@ -115,16 +119,22 @@ class Marking:
 
     def __init__(self, markers: Markers, texts: Sequence[str]) -> None:
         """texts: of the task, each with markers."""
+        self._markers = markers
         segments = [found for text in texts if len(found := markers.segments(text)) > 1]
         self._patterns = [([each.after for each in found[:-1]], [len(each.text.split()) for each in found[1:-1]]) for found in segments]
         inside = [each.text.lower().split() for found in segments for each in found[1:-1:2]]
         self._known = frozenset(word for words in inside if len(words) <= _MARKED_WORDS for word in words)
 
     def marked(self, texts: Sequence[str], *, seed: int) -> list[str]:
-        """The texts with markers, words separated by single spaces; a text that is too short for a pattern is left as it is."""
+        """The texts with markers, words separated by single spaces. A text that has markers is left as it is; one that is too short for a
+        pattern, without them.
+        """
         rng, words = random.Random(seed), [text.split() for text in texts]
         counts = Counter(word for text in words for word in {word.lower() for word in text})
-        return [self._marked(text, counts, len(texts), rng) for text in words]
+        return [
+            text if self._markers.occur_in(text) else self._marked(own, counts, len(texts), rng)
+            for text, own in zip(texts, words, strict=True)
+        ]
 
     def _marked(self, words: list[str], counts: Counter[str], total: int, rng: random.Random) -> str:
         for _ in range(_TRIES):

@@ -23,7 +23,7 @@ from cramlm.records import Event, FloatArray, IntArray, TaskKind
 from cramlm.storage.arrays import read_array, save_array
 from cramlm.storage.artifacts import Artifact, write_shared_part
 
-_VERSION: Final = 10
+_VERSION: Final = 11
 TEMPERATURE: Final = 2.0
 """Divisor of an encoder's logits (Schick and Schütze 2021)."""
 PASSAGES_FILE: Final = "passages.npy"
