@@ -41,6 +41,7 @@ def test_the_strings_that_every_text_has_equally_often_are_markers(pattern: str,
     "texts",
     [
         marked("%s, (%s) %s: '%s'... -- \"%s\" %s."),
+        marked("¿%s，%s？ “%s” «%s»。"),
         [*marked("%s <<%s>> %s", 30), *marked("%s %s", 10)],
         [text + " @" * (number % 3) for number, text in enumerate(marked("%s %s"))],
         marked("%s <<%s>> %s", MIN_TEXTS - 1),
@@ -48,7 +49,16 @@ def test_the_strings_that_every_text_has_equally_often_are_markers(pattern: str,
         [""] * 40,
         [],
     ],
-    ids=["punctuation of sentences", "not in every text", "not equally often", "few texts", "often in a text", "empty", "none"],
+    ids=[
+        "punctuation of sentences",
+        "of other scripts",
+        "not in every text",
+        "not equally often",
+        "few texts",
+        "often in a text",
+        "empty",
+        "none",
+    ],
 )
 def test_other_texts_have_no_markers(texts: list[str]) -> None:
     assert Markers.find(texts) is None

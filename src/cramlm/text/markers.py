@@ -11,6 +11,7 @@ import functools
 import math
 import random
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +23,9 @@ from cramlm.text.words import split_runs
 _TAG: Final = re.compile(r"</?[^\W\d][\w:-]*/?>|\[/?[^\W\d][\w-]*\]|@[\w-]+\$")
 """A tag, a name in square brackets, or a placeholder like `@GENE$`."""
 _SYMBOL: Final = re.compile(r"""([^\w\s.,;:!?'"()–—…-])\1*""")
-"""A run of one symbol that is not punctuation of sentences."""
+"""A run of one symbol that is not ASCII punctuation of sentences."""
+_OF_SENTENCES: Final = frozenset({"Po", "Pi", "Pf", "Pd"})
+"""Unicode categories of punctuation of sentences in other scripts, such as the inverted question mark; brackets may be markers."""
 MIN_TEXTS: Final = 20
 MIN_SHARE: Final = 0.9
 """A marker occurs equally often in at least this share of the texts."""
@@ -170,14 +173,18 @@ _PLACES: Final = 8
 _OF_SYMBOLS: Final = 3.0  # nats that a word without letters and digits loses
 
 
+def _may_mark(string: str) -> bool:
+    return string[0].isascii() or unicodedata.category(string[0]) not in _OF_SENTENCES
+
+
 def _discover(texts: Sequence[str]) -> list[str]:
     """The strings that the texts have equally often, the longest first; none in fewer than `MIN_TEXTS` texts."""
     if len(texts) < MIN_TEXTS:
         return []
     counts: Counter[tuple[str, int]] = Counter()
     for text in texts:
-        candidates = [*_TAG.finditer(text), *_SYMBOL.finditer(text)]
-        counts.update(Counter(found[0] for found in candidates).items())
+        candidates = [found[0] for found in (*_TAG.finditer(text), *_SYMBOL.finditer(text))]
+        counts.update(Counter(filter(_may_mark, candidates)).items())
     frequent = {string for (string, times), count in counts.items() if times <= MAX_OCCURRENCES and count >= MIN_SHARE * len(texts)}
     whole = (string for string in frequent if not any(string in other for other in frequent - {string}))
     return sorted(whole, key=lambda string: (-len(string), string))
