@@ -24,7 +24,7 @@ from cramlm.recipes.describe import describe_run, stages_of
 from cramlm.recipes.recipe import from_checkpoint
 from cramlm.records import Event
 from cramlm.storage.artifacts import hash_file
-from jsonl import write_labelled
+from jsonl import write_jsonl, write_labelled
 from pretrained_folders import write_pretrained
 from tiny_task import COMMON, QUICK, TOPICS, write_task
 
@@ -352,6 +352,18 @@ def test_a_task_with_markers_has_layers_that_start_at_them_and_passages_that_get
     assert "and the nearest markers" in describe_run(config) or layers != "markers"
     assert recipes.with_preset(config, "mini").encoder.layer_init == layers
     assert not plain.teacher.mark_passages
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "passages"), [("tlm", "markers", True), ("labels-only", "markers", False), ("tlm-plain", "random", False)]
+)
+def test_a_task_of_pairs_has_layers_that_start_at_their_boundary_and_passages_that_become_pairs(
+    name: str, layers: str, passages: bool, tmp_path: Path
+) -> None:
+    rows = [{"text": f"text {number}", "second": f"other {number}", "label": label} for number, label in enumerate(even(40))]
+    train = str(write_jsonl(tmp_path / "pairs.jsonl", rows))
+    config = RECIPES[name](train=train, corpus="corpus.jsonl", text_pair_column="second")
+    assert (config.encoder.layer_init, config.teacher.pair_passages, config.teacher.mark_passages) == (layers, passages, False)
 
 
 def changes(config: RunConfig, control: RunConfig) -> dict[str, Any]:

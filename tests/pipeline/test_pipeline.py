@@ -27,8 +27,8 @@ from cramlm.inference.predictor import Predictor
 from cramlm.model.tokenizer import Tokenizer, train_tokenizer
 from cramlm.pipeline.context import Clock, Process, RunContext
 from cramlm.pipeline.run import run
-from cramlm.pipeline.stages.teacher import read_marked_pieces
-from cramlm.pipeline.stages.text import marker_tokens
+from cramlm.pipeline.stages.teacher import read_pieces
+from cramlm.pipeline.stages.text import tokens_of_markers
 from cramlm.planning.plan import plan
 from cramlm.recipes.describe import stages_of
 from cramlm.records import Event, counting
@@ -359,7 +359,7 @@ def test_pieces_of_passages_get_the_markers_of_a_task_about_relations(tmp_path: 
     config = shortened(tiny_config(write_marked_task(tmp_path / "data")), teacher={"mark_passages": True, "models": ["tfidf"]})
     events_of(config, tmp_path / "run", tmp_path / "store")
     tokenizer, teacher = Tokenizer.load(tmp_path / "run/tokenizer"), tmp_path / "run/teacher"
-    pieces, soft = read_marked_pieces(teacher, 32), np.load(teacher / "passages-32.npy")
+    pieces, soft = read_pieces(teacher, 32), np.load(teacher / "passages-32.npy")
     assert pieces is not None
     assert len(pieces) == len(soft) == len(pieces.source) > 50
     opened, closed = (tokenizer.vocabulary.index(marker) for marker in ("[[", "]]"))
@@ -370,6 +370,38 @@ def test_pieces_of_passages_get_the_markers_of_a_task_about_relations(tmp_path: 
     unmarked = shortened(tiny_config(write_task(tmp_path / "plain")), teacher={"mark_passages": True})
     with pytest.raises(UsageError, match="mark_passages = true needs single texts with markers"):
         events_of(unmarked, tmp_path / "other", tmp_path / "store")
+
+
+def test_pieces_of_passages_become_pairs_of_halves_in_a_task_of_pairs(tmp_path: Path) -> None:
+    plain = write_task(tmp_path / "plain")
+    paths = write_task(tmp_path / "data")
+    for split in ("train", "dev", "test"):
+        rows = read_jsonl(paths[split])
+        halves = [(row["text"].split()[::2], row["text"].split()[1::2]) for row in rows]
+        pairs = [{**row, "text": " ".join(one), "second": " ".join(other)} for row, (one, other) in zip(rows, halves, strict=True)]
+        write_jsonl(Path(paths[split]), pairs)
+
+    def config(paths: dict[str, str], **task: Any) -> dict[str, Any]:
+        tiny = shortened(tiny_config(paths), teacher={"pair_passages": True, "models": ["tfidf"]})
+        return {**tiny, "task": tiny["task"] | task, "encoder": tiny["encoder"] | {"layer_init": "markers"}}
+
+    events_of(config(paths, text_pair_column="second"), tmp_path / "run", tmp_path / "store")
+    tokenizer, teacher = Tokenizer.load(tmp_path / "run/tokenizer"), tmp_path / "run/teacher"
+    pairs, soft = read_pieces(teacher, 32), np.load(teacher / "passages-32.npy")
+    assert pairs is not None
+    assert len(pairs) == len(soft) == len(pairs.source) > 50
+    assert (np.diff(pairs.offsets) <= 32).all()
+    passages = SelectionTable.open(tmp_path / "run/selection").texts()
+    passage_of = [set(tokenizer.encode([passage]).ids.tolist()) for passage in passages]
+    own = []
+    for number, source in enumerate(pairs.source.tolist()):
+        assert np.flatnonzero(pairs[number] == tokenizer.sep_id).size == 2
+        first, second = np.split(pairs[number][1:-1], np.flatnonzero(pairs[number][1:-1] == tokenizer.sep_id))
+        assert set(first.tolist()) <= passage_of[source]
+        own.append(set(second[1:].tolist()) <= passage_of[source])
+    assert 0.35 < np.mean(own) < 0.75
+    with pytest.raises(UsageError, match="pair_passages = true needs training texts that are pairs"):
+        events_of(config(plain), tmp_path / "other", tmp_path / "store")
 
 
 def test_layers_start_at_the_markers_of_the_training_texts(tmp_path: Path) -> None:
@@ -389,7 +421,7 @@ def test_tokens_of_markers_are_those_that_occur_mostly_in_them(tmp_path: Path) -
     assert set(markers.strings) == {"[[", "]]", "@harbour$"}
     train_tokenizer(texts, TokenizerConfig(vocab_size=200), tmp_path)
     tokenizer = Tokenizer.load(tmp_path)
-    tokens = {tokenizer.vocabulary[token] for token in marker_tokens(markers, texts, tokenizer)}
+    tokens = {tokenizer.vocabulary[token] for token in tokens_of_markers(markers, texts, tokenizer)}
     assert tokens == {"[CLS]", "[SEP]", "[[", "]]", "@", "$"}, "half of the harbours are outside"
 
 

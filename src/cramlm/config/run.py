@@ -145,7 +145,7 @@ class EncoderConfig(FrozenModel):
     layer_init: Literal["random", "context", "markers"] = Field(
         "random",
         description="modernbert and moe only; context: attention starts by copying the tokens around each token; markers: and, in two "
-        "heads, the nearest marker (`<<`, `[E1]`, ...) on either side. For tasks about relations, of single texts",
+        "heads, the nearest marker (`<<`, `[E1]`, ...; of pairs the boundary) on either side. For tasks about relations, and of pairs",
     )
 
     @model_validator(mode="after")
@@ -211,6 +211,11 @@ class TeacherConfig(FrozenModel):
         False,
         description="put the markers of the training texts (`<<`, `[E1]`, ...) into each piece of a passage, at places like theirs, before "
         "it is labelled and trained on; pieces then have their own soft label alone. For tasks about relations, of single texts",
+    )
+    pair_passages: bool = Field(
+        False,
+        description="make each piece of a passage a pair before it is labelled and trained on: its two halves, or its first half and the "
+        "second half of another piece, each in half of the pieces; they then have their own soft label alone. For tasks of pairs",
     )
 
 

@@ -127,16 +127,17 @@ def _read_unlabelled(config: TaskConfig, labelled: Sequence[Example], emit: Emit
 @dataclass(frozen=True, slots=True)
 class LabelledSize:
     """Training texts, without those that are split off for dev, and labels. marked: the texts are single and have markers
-    (text/markers.py).
+    (text/markers.py). paired: all are pairs.
     """
 
     texts: int
     labels: int
     marked: bool = False
+    paired: bool = False
 
 
 def count_training(config: TaskConfig, *, seed: int) -> LabelledSize:
-    """Return the size of the training split that `read_task` returns, and if it has markers. Reads only the training file.
+    """Return the size of the training split that `read_task` returns, and if it has markers or pairs. Reads only the training file.
 
     Raises:
         UsageError, DataError: as `read_task` for the training file.
@@ -147,7 +148,7 @@ def count_training(config: TaskConfig, *, seed: int) -> LabelledSize:
     if config.dev is None:
         train, _ = split_dev(train, fraction=config.dev_fraction, seed=seed, stratum=rules.stratum)
     marked = Markers.of_single([(example.text, example.text_pair) for example in train]) is not None
-    return LabelledSize(len(train), len(labels), marked)
+    return LabelledSize(len(train), len(labels), marked, paired=all(example.text_pair is not None for example in train))
 
 
 def read_examples(

@@ -235,6 +235,9 @@ def _parts(facts: Mapping[str, Any], phases: Sequence[PhaseConfig]) -> list[Part
     if linear and config.get("teacher", {}).get("mark_passages"):
         text = "Markers in passages: pieces of the raw text got markers like those of the training texts before the teacher labelled them."
         parts.append(Part("markers in passages", text))
+    if linear and config.get("teacher", {}).get("pair_passages"):
+        text = "Pairs of passages: the teacher labelled pairs of halves of the raw text's pieces, of one piece or of two."
+        parts.append(Part("pairs of passages", text))
     if linear and config.get("teacher", {}).get("align_distribution"):
         text = "Distribution alignment: the teacher's label probabilities for the raw text are reweighted towards the label frequencies"
         parts.append(Part("distribution alignment", f"{text} of the training texts."))

@@ -145,8 +145,8 @@ def _run_stages(run: RunContext) -> tuple[RunConfig, Artifact]:
     """Build all stages in order; return the config with its final phases, and the evaluation."""
     run = replace(run, config=_with_threads_per_rank(run.config, run.ranks))
     text.check_prompt(run)
-    if run.config.model == "encoder" and (run.config.teacher.mark_passages or run.config.encoder.layer_init == "markers"):
-        text.markers_of(run)
+    if run.config.model == "encoder":
+        text.check_markers(run)
     text.report_task(run)
     config = run.config
     if config.model == "encoder":

@@ -86,7 +86,8 @@ def _data_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
             *others, last = config.teaching
             models = f"{', '.join(others)} and {last} together" if others else last
             marked = "; pieces of passages get the markers of the training texts" if config.teacher.mark_passages else ""
-            yield "teacher", f"linear: {models}{aligned}{marked}"
+            paired = "; pieces of passages become pairs" if config.teacher.pair_passages else ""
+            yield "teacher", f"linear: {models}{aligned}{marked}{paired}"
         if KINDS[config.task.kind].has_prior:
             chosen = f"tau chosen on dev by {METRIC_NAMES[config.metric]}" if config.logit_adjustment == "dev" else "none"
             yield "logit adjustment", chosen

@@ -331,7 +331,8 @@ class EncoderRecipe(Recipe):
     """Trains an encoder in phases; from a checkpoint at the rates of `from_checkpoint`.
 
     phases_on_checkpoint: None = the same phases. embedding_init, layer_init, logit_adjustment: as in `EncoderConfig` and `RunConfig`.
-    Layers that start from context attend to the markers of a task that has some, and the teacher puts these into passages.
+    Layers that start from context attend to the markers of a task that has some, or to the boundary of its pairs, and the teacher puts
+    markers into passages or makes pairs of them.
     """
 
     phases: tuple[PhaseConfig, ...]
@@ -353,8 +354,10 @@ class EncoderRecipe(Recipe):
         size = labelled_size(inputs.task, seed=inputs.seed)
         phases = tuple(for_task(phase, inputs.task.kind, size) for phase in self._phases(inputs.init))
         teaches_passages = any(term.on == "external" for phase in phases for term in linear_teachers(phase))
-        marked = size.marked and self.head == "classifier" and inputs.task.kind == "classification"
-        layer_init = "markers" if marked and self.layer_init == "context" else self.layer_init
+        marked, paired = (
+            (each and self.head == "classifier" and inputs.task.kind == "classification") for each in (size.marked, size.paired)
+        )
+        layer_init = "markers" if (marked or paired) and self.layer_init == "context" else self.layer_init
         config = RunConfig(
             name=self.name,
             **inputs.settings,
@@ -365,6 +368,7 @@ class EncoderRecipe(Recipe):
             teacher=TeacherConfig(
                 align_distribution=teaches_passages and is_few(size) and inputs.task.kind == "classification",
                 mark_passages=teaches_passages and marked,
+                pair_passages=teaches_passages and paired,
             ),
             logit_adjustment=self.logit_adjustment,
         )

@@ -19,11 +19,11 @@ from cramlm.model.tokenizer import Tokenizer, Tokens
 from cramlm.pipeline.context import SOFT_LABELS, EncodedTexts, RunContext, RunPlan, SelectedPassages, Stage, fingerprint
 from cramlm.pipeline.stages.linear import model_fingerprint
 from cramlm.pipeline.stages.text import marking_of
-from cramlm.records import Event, FloatArray, IntArray, TaskKind
+from cramlm.records import Event, Example, FloatArray, IntArray, TaskKind
 from cramlm.storage.arrays import read_array, save_array
 from cramlm.storage.artifacts import Artifact, write_shared_part
 
-_VERSION: Final = 11
+_VERSION: Final = 12
 TEMPERATURE: Final = 2.0
 """Divisor of an encoder's logits (Schick and Schütze 2021)."""
 PASSAGES_FILE: Final = "passages.npy"
@@ -52,7 +52,8 @@ def teach_by_linear_models(run: RunContext, text: EncodedTexts, models: Mapping[
 
     A piece gets the mean of its own soft label and that of its passage, weighted by `teacher.passage_share`. A piece alone has few
     of the words that the linear model has weights for; but not every piece of a passage is about its label. With `teacher.mark_passages`
-    the pieces get markers; their tokens are in pieces-LENGTH-*.npy, and each has its own label alone.
+    the pieces get markers, with `teacher.pair_passages` they become pairs; their tokens are in pieces-LENGTH-*.npy, and each has its own
+    label alone.
     """
     taught = [phase for phase in phases if any(term.on == "external" for term in linear_teachers(phase))]
     lengths = {piece_length(phase, text.tokenizer, text.prompt) for phase in taught}
@@ -65,12 +66,19 @@ def teach_by_linear_models(run: RunContext, text: EncodedTexts, models: Mapping[
         loaded = {name: LinearModel.load(model.path) for name, model in models.items()}
         teacher, messages = Teacher.of(loaded, run.task, metric=run.config.metric), []
         assert selection is not None
-        whole = teacher.soft_labels(selection.texts()) if config.passage_share > 0 and marking is None else None
+        whole = None
+        if config.passage_share > 0 and marking is None and not config.pair_passages:
+            whole = teacher.soft_labels(selection.texts())
         for name, length in files.items():
             tokens, pieces = _pieces(selection, tokenizer, length)
             if marking is not None:
                 pieces = marking.marked(pieces, seed=run.config.seed)
                 _save_pieces(target, length, tokenizer.cut(tokenizer.encode(pieces), max_length=length, cut="truncate"), tokens.source)
+            elif config.pair_passages:
+                pairs = _paired(pieces, seed=run.config.seed)
+                firsts, seconds = [pair.text for pair in pairs], [pair.text_pair for pair in pairs]
+                _save_pieces(target, length, tokenizer.sequences(firsts, seconds, max_length=length, cut="truncate"), tokens.source)
+                pieces = [pair.divided_text for pair in pairs]
             labels = teacher.soft_labels(pieces)
             if whole is not None:
                 labels += np.float32(config.passage_share) * (whole[tokens.source] - labels)
@@ -100,8 +108,24 @@ def teach_by_linear_models(run: RunContext, text: EncodedTexts, models: Mapping[
     }
     settings: dict[str, Any] = {"files": sorted(files), "teacher": run.config.teacher.model_dump(mode="json")}
     settings |= {"metric": run.config.metric}
-    settings |= {"seed_of_places": run.config.seed} if marking is not None else {}
+    settings |= {"seed_of_pieces": run.config.seed} if marking is not None or config.pair_passages else {}
     return run.build(Stage("teacher", _VERSION, {**settings, "seed": run.config.seed}, inputs, write))
+
+
+def _paired(pieces: Sequence[str], *, seed: int) -> list[Example]:
+    """For each piece a pair without a label: its first half, and its second half or that of a random other piece (evenly)."""
+    rng = np.random.default_rng(seed)
+    halves = [_halves(piece) for piece in pieces]
+    partners = np.where(rng.random(len(pieces)) < 0.5, np.arange(len(pieces)), rng.permutation(len(pieces)))
+    return [Example("", first, halves[partner][1], None) for (first, _), partner in zip(halves, partners.tolist(), strict=True)]
+
+
+def _halves(text: str) -> tuple[str, str]:
+    """A text divided at the first space behind its middle; at the middle if there is none, as in scripts without spaces."""
+    middle = max(1, len(text) // 2)
+    cut = text.find(" ", middle)
+    cut = cut if 0 < cut < len(text) - 1 else middle
+    return text[:cut], text[cut:].lstrip() or text
 
 
 def _save_pieces(folder: Path, length: int, tokens: Tokens, source: IntArray) -> None:
@@ -109,8 +133,8 @@ def _save_pieces(folder: Path, length: int, tokens: Tokens, source: IntArray) ->
         save_array(folder / f"pieces-{length}-{name}.npy", array)
 
 
-def read_marked_pieces(folder: Path, length: int) -> Tokens | None:
-    """The pieces with markers, as sequences of at most `length` tokens; None if the teacher of this folder has put no markers in."""
+def read_pieces(folder: Path, length: int) -> Tokens | None:
+    """The pieces with markers, or as pairs, as sequences of at most `length` tokens; None if the teacher of this folder changed none."""
     paths = [folder / f"pieces-{length}-{name}.npy" for name in ("ids", "offsets", "source")]
     return Tokens(*map(read_array, paths)) if paths[0].is_file() else None
 

@@ -175,12 +175,57 @@ def check_prompt(run: RunContext) -> None:
         _resolve(run.config, [run.config.head.prompt.words_of(label) for label in run.task.labels], run.pretrained.tokenizer)
 
 
-def markers_of(run: RunContext) -> Markers:
-    """The markers of the training texts.
+def check_markers(run: RunContext) -> None:
+    """Check before a run starts that its training texts have what its settings use: markers, or pairs.
 
     Raises:
-        UsageError: if they have none, are pairs, or are read through a prompt.
+        UsageError: naming the setting.
     """
+    teacher = run.config.teacher
+    if teacher.pair_passages and not _are_pairs(run):
+        raise UsageError(
+            "teacher.pair_passages = true needs training texts that are pairs (--text-pair-column), and no prompt; set it to false"
+        )
+    if teacher.mark_passages or (run.config.encoder.layer_init == "markers" and not _are_pairs(run)):
+        _markers_of(run)
+
+
+def marking_of(run: RunContext) -> Marking:
+    """How markers are put into passages.
+
+    Raises:
+        UsageError: if the training texts have no markers, are pairs, or are read through a prompt.
+    """
+    return Marking(_markers_of(run), [each.text for each in run.task.train])
+
+
+def marker_tokens(run: RunContext, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """The tokens that mark places in the training texts: [CLS], [SEP], and those that occur in markers more often than elsewhere.
+
+    Raises:
+        UsageError: if the texts have no markers and are no pairs.
+    """
+    if _are_pairs(run):
+        return tuple(sorted({tokenizer.cls_id, tokenizer.sep_id}))
+    return tokens_of_markers(_markers_of(run), [each.text for each in run.task.train], tokenizer)
+
+
+def tokens_of_markers(markers: Markers, texts: Sequence[str], tokenizer: Tokenizer) -> tuple[int, ...]:
+    """As `marker_tokens`, of single texts with these markers."""
+    used = Counter(segment.after for text in texts for segment in markers.segments(text))
+    inside: Counter[int] = Counter()
+    for marker in markers.strings:
+        for token in tokenizer.encode([marker]).ids.tolist():
+            inside[token] += used[marker]
+    counts = np.bincount(tokenizer.encode(texts).ids, minlength=tokenizer.vocab_size)
+    return tuple(sorted({tokenizer.cls_id, tokenizer.sep_id, *(token for token, number in inside.items() if 2 * number > counts[token])}))
+
+
+def _are_pairs(run: RunContext) -> bool:
+    return not run.config.head.uses_prompt and all(each.text_pair is not None for each in run.task.train)
+
+
+def _markers_of(run: RunContext) -> Markers:
     markers = None if run.config.head.uses_prompt else Markers.of_single([(each.text, each.text_pair) for each in run.task.train])
     if markers is None:
         setting = "teacher.mark_passages = true" if run.config.teacher.mark_passages else 'encoder.layer_init = "markers"'
@@ -189,22 +234,6 @@ def markers_of(run: RunContext) -> Markers:
             'have none, set teacher.mark_passages = false and encoder.layer_init = "context"'
         )
     return markers
-
-
-def marking_of(run: RunContext) -> Marking:
-    """How markers are put into passages. Raises as `markers_of`."""
-    return Marking(markers_of(run), [each.text for each in run.task.train])
-
-
-def marker_tokens(markers: Markers, texts: Sequence[str], tokenizer: Tokenizer) -> tuple[int, ...]:
-    """The tokens that mark places in the texts: [CLS], [SEP], and those that occur in markers more often than elsewhere."""
-    used = Counter(segment.after for text in texts for segment in markers.segments(text))
-    inside: Counter[int] = Counter()
-    for marker in markers.strings:
-        for token in tokenizer.encode([marker]).ids.tolist():
-            inside[token] += used[marker]
-    counts = np.bincount(tokenizer.encode(texts).ids, minlength=tokenizer.vocab_size)
-    return tuple(sorted({tokenizer.cls_id, tokenizer.sep_id, *(token for token, number in inside.items() if 2 * number > counts[token])}))
 
 
 def prompt(run: RunContext, tokenizer: Tokenizer) -> Prompt | None:

@@ -34,8 +34,8 @@ from cramlm.model.prompts import Prompt, read_passages
 from cramlm.model.tokenizer import Tokenizer, Tokens
 from cramlm.pipeline.context import EncodedTexts, FinishedPhase, RunContext, RunPlan, SelectedPassages, Stage, fingerprint, write_json
 from cramlm.pipeline.stages.linear import DEV_PREDICTIONS
-from cramlm.pipeline.stages.teacher import PASSAGES_FILE, external_length, piece_length, pieces_file, read_marked_pieces, teach_by_encoder
-from cramlm.pipeline.stages.text import marker_tokens, markers_of
+from cramlm.pipeline.stages.teacher import PASSAGES_FILE, external_length, piece_length, pieces_file, read_pieces, teach_by_encoder
+from cramlm.pipeline.stages.text import marker_tokens
 from cramlm.planning.plan import Schedule, replan
 from cramlm.records import Emit, Event, FloatArray, Task
 from cramlm.storage.arrays import array_bytes, read_array, save_array
@@ -118,7 +118,7 @@ class _Training:
         )
         markers: tuple[int, ...] = ()
         if config.encoder.layer_init == "markers":
-            markers = marker_tokens(markers_of(run), [each.text for each in run.task.train], tokenizer)
+            markers = marker_tokens(run, tokenizer)
         self.spec = ModelSpec(
             config.encoder, config.head, tokenizer.vocab_size, len(run.task.labels), tokenizer.pad_id, text.prompt, run.task.kind, markers
         )
@@ -172,8 +172,8 @@ class _Training:
             soft_of_passages = self._soft_labels(phase, "external", PASSAGES_FILE)
             return external_pool(tokenizer, selection, prompt=prompt, soft_of_passages=soft_of_passages, length=length)
         soft = self._soft_labels(phase, "external", pieces_file(piece_length(phase, tokenizer, prompt)))
-        marked = read_marked_pieces(self.teacher.path, length) if soft is not None and self.teacher is not None else None
-        return external_pool(tokenizer, selection, soft, prompt, length=length, pieces=marked)
+        pieces = read_pieces(self.teacher.path, length) if soft is not None and self.teacher is not None else None
+        return external_pool(tokenizer, selection, soft, prompt, length=length, pieces=pieces)
 
     def _soft_labels(self, phase: PhaseConfig, on: Origin, file: str) -> FloatArray | None:
         term = phase.distil(on)
