@@ -109,7 +109,7 @@ def _start_of(config: RunConfig) -> str:
             start = "from word vectors of the corpus and co-occurrence counts"
         case _:
             start = "from co-occurrence counts"
-    copied = "neighbouring tokens and the nearest markers" if encoder.layer_init == "markers" else "neighbouring tokens"
+    copied = "neighbouring tokens and the nearest markers or text boundaries" if encoder.layer_init == "markers" else "neighbouring tokens"
     layers = f"; layers start by copying {copied}" if encoder.starts_from_context else ""
     return f"token embeddings start {start}{layers}"
 
