@@ -118,7 +118,7 @@ def test_two_heads_attend_to_the_nearest_marker_on_either_side_before_training(h
             assert min(shares) > 0.2, (start, side)
 
 
-def test_layers_that_start_by_copying_the_tokens_around_each_predict_a_masked_token() -> None:
+def test_layers_initialised_from_context_predict_a_masked_token_from_its_neighbours() -> None:
     """Three kinds of tokens with similar embeddings, each masked between two of its own kind."""
     config = EncoderConfig(layers=2, hidden=96, heads=3, intermediate=64)
     random = np.random.default_rng(2)

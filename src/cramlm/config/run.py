@@ -144,8 +144,8 @@ class EncoderConfig(FrozenModel):
     embedding_std: float = Field(0.04, gt=0, description="standard deviation of initial embeddings that are not random")
     layer_init: Literal["random", "context", "markers"] = Field(
         "random",
-        description="modernbert and moe only; context: attention starts by copying the tokens around each token; markers: and, in two "
-        "heads, the nearest marker (`<<`, `[E1]`, ...; of pairs the boundary) on either side. For tasks about relations, and of pairs",
+        description="modernbert and moe only; context: attention starts by copying the tokens around each token; markers: two heads also "
+        "copy the nearest marker (`<<`, `[E1]`, ...; of pairs the boundary) on either side. For tasks about relations or of pairs",
     )
 
     @model_validator(mode="after")

@@ -258,9 +258,9 @@ def _parts(facts: Mapping[str, Any], phases: Sequence[PhaseConfig]) -> list[Part
     if encoder.starts_from_context:
         text = "Layers that start by copying neighbours: initial attention adds to each token the embeddings of those around it."
         parts.append(Part("layers that start by copying neighbours", text))
-    if encoder.starts_from_context and encoder.layer_init == "markers":
-        text = "Heads that start at markers: two of them first attend to the nearest marker of the text on either side of each token."
-        parts.append(Part("heads that start at markers", text))
+        if encoder.layer_init == "markers":
+            text = "Heads that start at markers: two heads first attend to the nearest marker, or boundary, on either side of each token."
+            parts.append(Part("heads that start at markers", text))
     smoothed = [(phase, term) for phase in phases for term in phase.terms_of(Classify) if term.label_smoothing]
     if smoothed:
         text = ", ".join(f"{term.label_smoothing:g} (phase {phase.name})" for phase, term in smoothed)

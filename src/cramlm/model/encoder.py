@@ -316,15 +316,15 @@ PEAK: Final = 12.0
 COPIED: Final = 0.5
 """Length of what a head adds to a token, relative to the part of the embedding that it copies."""
 MARKED: Final = 1.0
-"""Length of the component along the markers' direction of the embedding of a marker, relative to the rest of the embedding."""
+"""Length of the embedding of a marker along the markers' direction, relative to the rest of the embedding."""
 MARKER_SCORE: Final = 30.0
 """Initial attention score of a marker beside a token, on the side that a head attends to; that of tokens without a marker is 0."""
 MARKER_SLOPE: Final = 5.5
-"""How much this score falls when the distance grows by a factor of e."""
+"""Decrease of this score when the distance grows by a factor of e."""
 FAR_SIDE: Final = -5.0
 """The score of markers on the other side."""
-SPARED: Final = 0.1
-"""What remains of the random queries and keys of heads that attend to markers."""
+RANDOM_REST: Final = 0.1
+"""Factor of the random queries and keys of heads that attend to markers."""
 _REACH: Final = 64  # the largest distance at which these scores are fitted
 
 
@@ -342,15 +342,14 @@ def start_from_context(encoder: Encoder, config: EncoderConfig, markers: Sequenc
     spirit of Trockman and Kolter 2023, "Mimetic Initialization of Self-Attention Layers".
 
     markers: tokens that mark places of a text. Two of the heads that would attend to the whole sequence (the first such heads, from the
-    first layer on) then attend to the nearest marker on the left and on the right, so that each token learns between which markers it is.
-    Embeddings of markers have a component that no other token has, and the keys of these heads read only that.
+    first layer on) then attend to the nearest marker on the left and on the right: the state of a token depends on the markers around
+    it. Embeddings of markers have a component that no other token has, and the keys of these heads read only that.
     """
     assert isinstance(encoder, ModernBertEncoder), "other shapes have no rotary positions"
     device = encoder.word_embeddings.device
     direction, eye = _shared_direction(config.hidden, device), torch.eye(config.hidden, device=device)
     size, heads, pairs = encoder.head_size, config.heads, min(ROTATED_PAIRS, encoder.head_size // 2)
-    along = math.sqrt(config.hidden) * SHARED_LENGTH / math.sqrt(1 + SHARED_LENGTH**2)  # component of a normalized embedding
-    scale = math.sqrt(PEAK * math.sqrt(size) / pairs) / along
+    scale = math.sqrt(PEAK * math.sqrt(size) / pairs) / _component(config.hidden, SHARED_LENGTH)
     with torch.no_grad():
         share_direction(encoder.word_embeddings, markers)
         for index in range(config.layers):
@@ -374,17 +373,17 @@ def _attend_to_markers(encoder: ModernBertEncoder, config: EncoderConfig) -> Non
     """Replace the queries and keys of the heads that attend to the nearest marker on either side."""
     device, size, heads, half = encoder.word_embeddings.device, encoder.head_size, config.heads, encoder.head_size // 2
     shared, marked = _shared_direction(config.hidden, device), _marker_direction(config.hidden, device)
-    length = math.sqrt(config.hidden)  # of a normalized embedding
-    components = length * SHARED_LENGTH / math.sqrt(1 + SHARED_LENGTH**2), length * MARKED / math.sqrt(1 + MARKED**2)
     scale = size**0.25
     free = [(index, head) for index in range(config.layers) for head in range(len(_offsets(heads)), heads)]
     for (index, head), side in zip(free, (-1, 1), strict=False):
         layer: Any = encoder.layers[index]
         query, key, _ = layer.qkv.weight.view(3, heads, size, config.hidden)
-        query[head] *= SPARED
-        key[head] *= SPARED
-        query[head] += scale / components[0] * torch.outer(_nearest(_frequencies(encoder, index), side).to(device), shared)
-        key[head, :half] += scale / components[1] * marked
+        query[head] *= RANDOM_REST
+        key[head] *= RANDOM_REST
+        query[head] += (
+            scale / _component(config.hidden, SHARED_LENGTH) * torch.outer(_nearest(_frequencies(encoder, index), side).to(device), shared)
+        )
+        key[head, :half] += scale / _component(config.hidden, MARKED) * marked
 
 
 def _nearest(frequencies: Tensor, side: int) -> Tensor:
@@ -401,6 +400,11 @@ def _nearest(frequencies: Tensor, side: int) -> Tensor:
     ridge = 0.03 * torch.eye(waves.shape[1], dtype=torch.float64)
     result: Tensor = torch.linalg.solve(waves.T @ waves + ridge, waves.T @ (aim * weight)).float()
     return result
+
+
+def _component(width: int, length: float) -> float:
+    """The component of a normalized embedding along a direction in which it is `length` times as long as in all others."""
+    return math.sqrt(width) * length / math.sqrt(1 + length**2)
 
 
 def _frequencies(encoder: ModernBertEncoder, index: int) -> Tensor:

@@ -354,9 +354,8 @@ class EncoderRecipe(Recipe):
         size = labelled_size(inputs.task, seed=inputs.seed)
         phases = tuple(for_task(phase, inputs.task.kind, size) for phase in self._phases(inputs.init))
         teaches_passages = any(term.on == "external" for phase in phases for term in linear_teachers(phase))
-        marked, paired = (
-            (each and self.head == "classifier" and inputs.task.kind == "classification") for each in (size.marked, size.paired)
-        )
+        suited = self.head == "classifier" and inputs.task.kind == "classification"
+        marked, paired = suited and size.marked, suited and size.paired
         layer_init = "markers" if (marked or paired) and self.layer_init == "context" else self.layer_init
         config = RunConfig(
             name=self.name,
