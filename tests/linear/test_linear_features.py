@@ -74,6 +74,26 @@ def test_the_most_frequent_terms_are_kept_as_by_max_features(kind: Terms) -> Non
     np.testing.assert_allclose(matrix.toarray(), fixed.toarray(), atol=1e-6)
 
 
+def test_scripts_without_spaces_are_cut_into_clusters_and_for_naive_bayes_into_terms_of_bm25() -> None:
+    texts = ["房间很干净, A1", "房间不好"]
+    for kind in ("words", "tokens"):
+        terms = Vocabulary.fit(kind, texts)[0].terms
+        assert {"房", "间", "房 间", "好", "不 好"} < set(terms)
+        assert not any("房间" in term for term in terms)
+    assert Vocabulary.fit("unigrams", texts)[0].terms == ("a1", "不好", "干净", "很干", "房间", "间不", "间很")
+
+
+def test_terms_of_bm25_are_counted_equally_in_few_and_in_many_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [*texts_of(40, 6), "漢字かな boat", "sail\u200bboat", ""]
+    for columns in (None, {"ship": 0, "wave": 1}):
+        few, names = features.count_words(texts, columns)
+        with monkeypatch.context() as patch:
+            patch.setattr(features, "_PLAIN_CHARACTERS", 0)
+            many, others = features.count_words(texts, columns)
+        assert list(names) == list(others)
+        assert (few != many).nnz == 0
+
+
 def test_the_boundary_of_a_pair_changes_nothing_but_segments() -> None:
     pairs = [Example("", one, other, None) for one, other in itertools.pairwise(texts_of(60, 5))]
     whole, divided = [pair.whole_text for pair in pairs], [pair.divided_text for pair in pairs]

@@ -13,7 +13,7 @@ import pytest
 
 from cramlm.config.run import CorpusConfig
 from cramlm.data.corpus import Corpus, build_corpus
-from cramlm.linear import cooccurrence, word_vectors
+from cramlm.linear import cooccurrence, features, word_vectors
 from cramlm.linear.cooccurrence import build_word_vectors, count_word_vectors, forecast_word_vectors
 from cramlm.linear.word_vectors import WordVectors
 from cramlm.records import PAIR_BOUNDARY, FloatArray
@@ -88,7 +88,7 @@ def test_texts_about_the_same_thing_are_close_whatever_frequent_and_unknown_word
 
 def test_many_texts_have_the_vectors_that_they_have_alone(vectors: WordVectors) -> None:
     texts = [*passages(), "漢字かな boat", "Ọ̀rọ̀ ridge", "sail\u200bboat"] * 2
-    assert sum(map(len, texts)) > word_vectors._PLAIN_CHARACTERS
+    assert sum(map(len, texts)) > features._PLAIN_CHARACTERS
     alone = np.concatenate([vectors.of([text]) for text in texts])
     np.testing.assert_allclose(vectors.of(texts), alone, atol=1e-6)
 

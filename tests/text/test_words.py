@@ -163,6 +163,11 @@ def test_the_pattern_of_words_keeps_combining_marks_and_joiners(text: str, words
         assert [unicodedata.normalize("NFC", word) for word in found] == words
 
 
+def test_the_pattern_of_words_matches_each_cluster_of_a_script_without_spaces() -> None:
+    assert re.findall(word_pattern(), "中文,GPU很好。 한국어") == ["中", "文", "GPU", "很", "好", "한국어"]
+    assert re.findall(word_pattern(), "ที่นี่ ခြင်္သေ့") == ["ที่", "นี่", "ခြ", "င်္သေ့"]
+
+
 def assert_hashed_like_each(texts: list[str]) -> None:
     """The words of a block have the hashes and sizes of the words of each text alone."""
     encoded = [text.encode() for text in texts]

@@ -4,7 +4,7 @@ Each round estimates the probability of a word given a label from the labelled t
 and with the label probabilities of the round before. Counts are TF-IDF rows of length 1 (Rennie, Shih, Teevan and Karger 2003), which
 limits the effect of long texts and frequent words. In every round the mean label probabilities of the passages are aligned with the label
 frequencies of the training texts (linear/teacher.py); without this, a frequent topic of the raw text gets most of the passages. Features
-are whole words; the tokens of the encoder's vocabulary give lower scores (docs/log.md).
+are words, in scripts without spaces pairs or triples of characters; the tokens of the encoder's vocabulary give lower scores (docs/log.md).
 """
 
 from __future__ import annotations

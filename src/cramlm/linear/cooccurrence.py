@@ -26,7 +26,8 @@ import numpy.typing as npt
 import scipy.sparse
 
 from cramlm.data.corpus import MAX_RESIDENT_BYTES, Corpus
-from cramlm.linear.word_vectors import FREQUENT, WordVectors, count_columns
+from cramlm.linear.features import count_columns
+from cramlm.linear.word_vectors import FREQUENT, WordVectors
 from cramlm.model.tokenizer import Tokens
 from cramlm.records import Diacritics, Emit, Event, FloatArray, Int32Array, IntArray, silent
 from cramlm.retrieval.bm25.analysis import PLAIN, Analyzer, Vocabulary

@@ -5,9 +5,9 @@
     characters   2- to 5-grams of characters inside words, lower case
     union        tokens and characters side by side, each scaled by sqrt(1/2)
     marked       tokens, and beside them words and word pairs of the segments between the task's markers (text/markers.py), if it has any
-    unigrams     normalized words alone (text/words.py), for naive Bayes
+    unigrams     the terms of BM25 (retrieval/bm25/terms.py) alone, for naive Bayes
 
-Texts are normalized to Unicode NFC. Weights are those of scikit-learn's `TfidfVectorizer(sublinear_tf=True)`: (1 + ln tf) * idf with
+In scripts without spaces each grapheme cluster is a word or token of its own. Texts are normalized to Unicode NFC. Weights are those of scikit-learn's `TfidfVectorizer(sublinear_tf=True)`: (1 + ln tf) * idf with
 idf = ln((1 + n) / (1 + df)) + 1, rows scaled to length 1. Character n-grams depend on the word alone: they are counted once per distinct
 word and multiplied with the counts of words, which gives the same matrix in a fraction of the time.
 """
@@ -24,11 +24,14 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import scipy.sparse
 
 from cramlm.records import PAIR_BOUNDARY, FloatArray
+from cramlm.retrieval.bm25.terms import split_terms
+from cramlm.storage.arrays import offsets_of
 from cramlm.text.markers import Markers
-from cramlm.text.words import segment, word_pattern
+from cramlm.text.words import split_runs, word_pattern
 
 Variant: TypeAlias = Literal["words", "tokens", "characters", "union", "marked", "unigrams"]
 Terms: TypeAlias = Literal["words", "tokens", "characters", "segments", "unigrams"]
@@ -40,6 +43,7 @@ MIN_DOCUMENTS: Final = 2
 """Terms in fewer training texts are dropped if there are at least `MANY_TEXTS` training texts."""
 MANY_TEXTS: Final = 1000
 CHARACTER_NGRAMS: Final = range(2, 6)
+_PLAIN_CHARACTERS: Final = 20_000  # of texts that are split in plain Python; for more, importing numba (0.4 CPU seconds) pays
 PARTS: Final[Mapping[Variant, tuple[Terms, ...]]] = {
     "words": ("words",),
     "tokens": ("tokens",),
@@ -160,11 +164,40 @@ def _count(kind: Terms, texts: Sequence[str], columns: Mapping[str, int] | None,
     if kind == "segments":
         assert markers is not None, "segments lie between markers"
         return count_terms((_segment_terms(markers, text) for text in texts), columns)
+    if kind == "unigrams":
+        return count_words(texts, columns)
     if kind != "characters":
         return count_terms(map(_TERMS[kind], texts), columns)
     of_words, words = count_terms((text.lower().split() for text in texts), None)
     of_ngrams, ngrams = count_terms(map(character_ngrams, words), columns)
     return of_words @ of_ngrams, ngrams
+
+
+def count_words(texts: Sequence[str], columns: Mapping[str, int] | None) -> tuple[Any, Sequence[str]]:
+    """As `count_terms`, of the terms of BM25 in texts."""
+    if sum(map(len, texts)) <= _PLAIN_CHARACTERS:
+        return count_terms(map(split_terms, texts), columns)
+    from cramlm.retrieval.bm25.search import tokenize_texts  # here: imports numba
+
+    tokens = tokenize_texts(texts)
+    vocabulary = [tokens.vocabulary.term(number) for number in range(len(tokens.vocabulary))]
+    names = sorted(vocabulary) if columns is None else list(columns)
+    known = {name: column for column, name in enumerate(names)} if columns is None else columns
+    column_of = np.array([known.get(term, -1) for term in vocabulary], np.int32)
+    return count_columns(column_of[tokens.token], tokens.starts, len(names)), names
+
+
+def count_columns(columns: npt.NDArray[np.int32], offsets: npt.NDArray[np.int64], width: int) -> Any:
+    """Counts of the columns of each text, CSR float32 (texts, width).
+
+    columns: those of the words of text i at [offsets[i]:offsets[i + 1]]; -1 for a word that is not counted.
+    """
+    kept = columns >= 0
+    ends = offsets_of(kept)
+    entries = (np.ones(int(ends[-1]), dtype=np.float32), columns[kept], ends[offsets])
+    counts = scipy.sparse.csr_matrix(entries, shape=(len(offsets) - 1, width))
+    counts.sum_duplicates()
+    return counts
 
 
 def count_terms(texts: Iterable[Sequence[str]], columns: Mapping[str, int] | None) -> tuple[Any, Sequence[str]]:
@@ -202,7 +235,7 @@ def _word_terms(text: str) -> list[str]:
 
 
 def _token_terms(text: str) -> list[str]:
-    return _with_pairs(text.split())
+    return _with_pairs(split_runs(text))
 
 
 def _segment_terms(markers: Markers, text: str) -> list[str]:
@@ -224,7 +257,7 @@ def _shared_terms(markers: Markers, text: str) -> list[str]:
     return [*(f"both {word}" for word in sorted(one & other)), f"both {share}0 %"]
 
 
-_TERMS: Final[Mapping[Terms, Callable[[str], list[str]]]] = {"words": _word_terms, "tokens": _token_terms, "unigrams": segment}
+_TERMS: Final[Mapping[Terms, Callable[[str], list[str]]]] = {"words": _word_terms, "tokens": _token_terms}
 
 
 def character_ngrams(word: str) -> list[str]:

@@ -23,11 +23,11 @@ import safetensors.numpy
 import scipy.sparse
 
 from cramlm.errors import ArtifactError
-from cramlm.linear.features import count_terms
+from cramlm.linear.features import count_words
 from cramlm.linear.files import REBUILD, read_file
 from cramlm.records import PAIR_BOUNDARY, FloatArray
 from cramlm.retrieval.bm25.terms import split_terms
-from cramlm.storage.arrays import offsets_of, unit_vectors
+from cramlm.storage.arrays import unit_vectors
 from cramlm.text.characters import remove_diacritics
 from cramlm.text.markers import Markers
 
@@ -35,7 +35,6 @@ FREQUENT: Final = 5e-5
 """A word with this share of the corpus has half the weight of a rare one."""
 WORDS_FILE: Final = "words.json"
 TENSORS_FILE: Final = "words.safetensors"
-_PLAIN_CHARACTERS: Final = 20_000  # of texts that are split in plain Python; for more, importing numba (0.4 CPU seconds) pays
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,14 +50,7 @@ class WordVectors:
 
     def of(self, texts: Sequence[str]) -> FloatArray:
         """(texts, width) float32, rows of length 1, or 0 for a text none of whose words has a vector."""
-        if sum(map(len, texts)) <= _PLAIN_CHARACTERS:
-            return self.of_counts(count_terms(map(split_terms, texts), self._columns)[0])
-        from cramlm.retrieval.bm25.search import tokenize_texts  # here: imports numba
-
-        tokens = tokenize_texts(texts)
-        vocabulary = tokens.vocabulary
-        columns = np.array([self._columns.get(vocabulary.term(number), -1) for number in range(len(vocabulary))], np.int32)
-        return self.of_counts(count_columns(columns[tokens.token], tokens.starts, len(self.words)))
+        return self.of_counts(count_words(texts, self._columns)[0])
 
     def coverage(self, texts: Sequence[str]) -> tuple[float, float]:
         """The share of the words of texts that have a vector, and the share that would have one if no word had diacritics."""
@@ -141,16 +133,3 @@ class WordVectors:
         if not all(np.isfinite(values).all() for values in tensors.values()):
             raise ArtifactError(f"{folder / TENSORS_FILE}: holds numbers that are not finite; {REBUILD}")
         return cls(tuple(words), tensors["directions"], tensors["weights"], tensors["shared"])
-
-
-def count_columns(columns: npt.NDArray[np.int32], offsets: npt.NDArray[np.int64], width: int) -> Any:
-    """Counts of the columns of each text, CSR float32 (texts, width).
-
-    columns: those of the words of text i at [offsets[i]:offsets[i + 1]]; -1 for a word that is not counted.
-    """
-    kept = columns >= 0
-    ends = offsets_of(kept)
-    entries = (np.ones(int(ends[-1]), dtype=np.float32), columns[kept], ends[offsets])
-    counts = scipy.sparse.csr_matrix(entries, shape=(len(offsets) - 1, width))
-    counts.sum_duplicates()
-    return counts

@@ -14,7 +14,7 @@ Other definitions, with the same character classes and blocks:
                                         characters do not discriminate; also in Hangul, where particles are attached to words. Characters
                                         unknown to Python separate words there; here they are kept, so that no copy is missed
     DSIR, key phrases (ngrams.py)       NFC and lower case; punctuation forms words, as in the released code, for equal buckets
-    linear models (`word_pattern`)      NFC and lower case, runs in any script, as in scikit-learn
+    linear models (`word_pattern`)      NFC and lower case, runs in scripts with spaces as in scikit-learn, clusters in those without
     segments between markers (markers.py)   NFC and lower case, runs between white space, clusters (`split_runs`)
 
 Keys for equal texts are not based on words, because markup and punctuation count: `duplicate_key` (NFC, white space collapsed),

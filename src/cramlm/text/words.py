@@ -262,11 +262,13 @@ def split_runs(text: str) -> list[str]:
 
 @functools.cache
 def word_pattern() -> str:
-    """Return a regular expression for words in any script: letters and digits with combining marks and joiners.
+    """Return a regular expression for words in any script: letters and digits with combining marks and joiners; in scripts without spaces
+    each grapheme cluster is one.
 
     Python's \\w does not include marks: it cuts 'ọ̀rọ̀' at each tone.
     """
-    return rf"\w[\w{character_set(all_marks())}\u200c\u200d]*"
+    letter, mark = rf"[^\W{character_set(HAN_AND_KANA, OTHER_SPACELESS)}]", rf"[{character_set(all_marks())}\u200c\u200d]"
+    return rf"{letter}+(?:{mark}+{letter}*)*|(?=\w){_clusters().pattern}"
 
 
 def splits_cluster(text: str, index: int) -> bool:

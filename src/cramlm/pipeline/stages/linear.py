@@ -51,8 +51,8 @@ FIT_FACTS: Final = (
 """Fields of fit.json that scores.json repeats, if the model has them."""
 MANY_WITH_OTHER_DIACRITICS: Final = 0.05
 """A larger share of the words of the training texts that the raw text has with other diacritics only gives a warning."""
-_VERSION: Final = 10
-_STATIC_VERSION: Final = 11
+_VERSION: Final = 11
+_STATIC_VERSION: Final = 12
 
 
 def embedding(run: RunContext, text: EncodedTexts, words: Artifact | None) -> Artifact:
