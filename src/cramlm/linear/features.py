@@ -7,9 +7,10 @@
     marked       tokens, and beside them words and word pairs of the segments between the task's markers (text/markers.py), if it has any
     unigrams     the terms of BM25 (retrieval/bm25/terms.py) alone, for naive Bayes
 
-In scripts without spaces each grapheme cluster is a word or token of its own. Texts are normalized to Unicode NFC. Weights are those of scikit-learn's `TfidfVectorizer(sublinear_tf=True)`: (1 + ln tf) * idf with
-idf = ln((1 + n) / (1 + df)) + 1, rows scaled to length 1. Character n-grams depend on the word alone: they are counted once per distinct
-word and multiplied with the counts of words, which gives the same matrix in a fraction of the time.
+In scripts without spaces each grapheme cluster is a word or token of its own. Texts are normalized to Unicode NFC. Weights are those of
+scikit-learn's `TfidfVectorizer(sublinear_tf=True)`: (1 + ln tf) * idf with idf = ln((1 + n) / (1 + df)) + 1, rows scaled to length 1.
+Character n-grams depend on the word alone: they are counted once per distinct word and multiplied with the counts of words, which gives
+the same matrix in a fraction of the time.
 """
 
 from __future__ import annotations
