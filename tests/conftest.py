@@ -55,6 +55,14 @@ def pytest_runtest_setup() -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
+def own_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Where a test names no store, it does not read the user's, whose stages may be of another version."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CRAMLM_STORE", str(tmp_path_factory.mktemp("store")))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
 def one_thread() -> Iterator[None]:
     """The models here are far too small for more, and threads that wait for one another make the suite slow on a busy machine."""
     import torch

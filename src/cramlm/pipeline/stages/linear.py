@@ -20,7 +20,7 @@ from cramlm.io.machine import available_cores
 from cramlm.linear.bayes import bayes_reads_seed, fit_bayes
 from cramlm.linear.cooccurrence import build_word_vectors, count_tokens, token_embeddings
 from cramlm.linear.fit import FEW_TEXTS, LinearFit, SearchSpace, fit_linear, fit_reads_seed
-from cramlm.linear.model import LinearModel
+from cramlm.linear.model import FORMAT, LinearModel
 from cramlm.linear.self_training import reads_unlabelled, self_trained, self_training_reads_seed
 from cramlm.linear.token_vectors import WORDS_SHARE, fit_token_vectors, join_token_vectors
 from cramlm.linear.word_vectors import WordVectors
@@ -51,8 +51,7 @@ FIT_FACTS: Final = (
 """Fields of fit.json that scores.json repeats, if the model has them."""
 MANY_WITH_OTHER_DIACRITICS: Final = 0.05
 """A larger share of the words of the training texts that the raw text has with other diacritics only gives a warning."""
-_VERSION: Final = 11
-_STATIC_VERSION: Final = 12
+_VERSION: Final = 12  # of all linear models; their format is in the key as well
 
 
 def embedding(run: RunContext, text: EncodedTexts, words: Artifact | None) -> Artifact:
@@ -112,10 +111,10 @@ def fit_naive_bayes(run: RunContext, selection: SelectedPassages) -> Artifact | 
         options: dict[str, Any] = {"metric": run.config.metric, "seed": run.config.seed, "emit": run.emit}
         _save(fit_bayes(_words_of(run), passages, unlabelled, **options), target, run.config)
 
-    settings = {"seed": run.config.seed, "metric": run.config.metric, **run.config.word_settings}
+    settings = {"format": FORMAT, "seed": run.config.seed, "metric": run.config.metric, **run.config.word_settings}
     inputs = {"task": _task(run.task), "selection": fingerprint(selection)}
     unused = () if bayes_reads_seed(len(selection.table), len(selection.unlabelled)) else ("seed",)
-    return run.build(Stage("bayes", 1, settings, inputs, write, unused=unused))
+    return run.build(Stage("bayes", _VERSION, settings, inputs, write, unused=unused))
 
 
 def word_vectors(run: RunContext, corpus: Corpus) -> Artifact:
@@ -150,7 +149,7 @@ def fit_static(run: RunContext, words: Artifact, baseline: Artifact | None, baye
         labelling = {name: model_fingerprint(model) for name, model in others.items()}
         inputs["self_training"] = {"unlabelled": task_fingerprint(run.task)["unlabelled"], "labelled_by": labelling}
     unused = () if self_training_reads_seed(run.task) else _unused(run.task)
-    return run.build(Stage("static", _STATIC_VERSION, _settings(run.config), inputs, write, unused=unused))
+    return run.build(Stage("static", _VERSION, _settings(run.config), inputs, write, unused=unused))
 
 
 def _unused(task: Task) -> tuple[str, ...]:
@@ -158,7 +157,8 @@ def _unused(task: Task) -> tuple[str, ...]:
 
 
 def _settings(config: RunConfig) -> dict[str, Any]:
-    return {"config": config.baseline.model_dump(mode="json"), "seed": config.seed, "metric": config.metric, **config.word_settings}
+    space = {"config": config.baseline.model_dump(mode="json"), "seed": config.seed, "metric": config.metric}
+    return {"format": FORMAT, **space, **config.word_settings}
 
 
 def model_fingerprint(model: Artifact) -> str:
