@@ -75,8 +75,13 @@ def test_a_frequent_topic_of_the_raw_text_does_not_take_over() -> None:
     assert 0.3 < predicted.mean() < 0.7
 
 
-def test_the_same_arguments_give_the_same_model_also_with_a_sample_of_the_passages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bayes, "MAX_PASSAGES", 50)
+@pytest.mark.parametrize(("limit", "most"), [("MAX_PASSAGES", 50), ("MAX_SOFT_LABELS", 100)])
+def test_the_same_arguments_give_the_same_model_also_with_a_sample_of_the_passages(
+    limit: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bayes, limit, most)
+    assert bayes.bayes_reads_seed(51, 0, labels=2)
+    assert not bayes.bayes_reads_seed(50, 0, labels=2)
     first, second, other = (fit_bayes(task_of(3, words=2), passages(100), metric="macro_f1", seed=seed).model for seed in (1, 1, 2))
     assert np.array_equal(first.coefficients.weights, second.coefficients.weights)
     assert first.tfidf.parts[0].terms == second.tfidf.parts[0].terms

@@ -31,6 +31,8 @@ PASSAGE_WEIGHTS: Final = (0.0, 0.02, 0.1, 0.5)
 SCALES: Final = (3.0, 10.0, 30.0, 100.0)
 ROUNDS: Final = 6
 MAX_PASSAGES: Final = 20_000
+MAX_SOFT_LABELS: Final = 400_000
+"""Passages times labels: with more than 20 labels fewer passages are read, since a round costs as much as there are soft labels."""
 MAX_TERMS: Final = 100_000
 _LENGTH: Final = 30.0  # weighted words of a text, so that `_SMOOTHING` has the meaning of a count
 _SMOOTHING: Final = 0.01  # added to every count
@@ -42,14 +44,15 @@ def fit_bayes(
 ) -> LinearFit:
     """Fit the model with every weight of passages and every scale, and keep the best on dev; the same arguments give the same result.
 
-    passages: retrieved texts. unlabelled: texts of the task, which count like passages. Of more than `MAX_PASSAGES` texts together a
-    random sample is read, of which at most half are unlabelled texts if there are enough passages.
+    passages: retrieved texts. unlabelled: texts of the task, which count like passages. Of more than `MAX_PASSAGES` texts together, or
+    `MAX_SOFT_LABELS` divided by the number of labels, a random sample is read, of which at most half are unlabelled texts if there are
+    enough passages.
     """
     assert task.kind == "classification", "naive Bayes gives a text one label"
     assert task.dev, "settings are chosen on dev"
     began = time.perf_counter()
     emit(Event("start", STAGE))
-    passages = _sample(passages, unlabelled, seed)
+    passages = _sample(passages, unlabelled, _most_passages(len(task.labels)), seed)
     data = _Data.of(task, passages)
     candidates: DevCandidates[BayesSetting] = DevCandidates(task, metric)
     solver, best = SOLVERS[task.kind], None
@@ -109,13 +112,17 @@ class _Data:
         return Coefficients((setting.scale * log_words).astype(np.float32), log_prior.astype(np.float32))
 
 
-def bayes_reads_seed(passages: int, unlabelled: int) -> bool:
+def bayes_reads_seed(passages: int, unlabelled: int, *, labels: int) -> bool:
     """Return True if `fit_bayes` samples so many texts."""
-    return passages + unlabelled > MAX_PASSAGES
+    return passages + unlabelled > _most_passages(labels)
 
 
-def _sample(passages: Sequence[str], unlabelled: Sequence[str], seed: int) -> Sequence[str]:
-    """At most `MAX_PASSAGES` of both together, in their order."""
-    most_unlabelled = max(MAX_PASSAGES // 2, MAX_PASSAGES - len(passages))
+def _most_passages(labels: int) -> int:
+    return min(MAX_PASSAGES, MAX_SOFT_LABELS // max(1, labels))
+
+
+def _sample(passages: Sequence[str], unlabelled: Sequence[str], most: int, seed: int) -> Sequence[str]:
+    """At most `most` of both together, in their order."""
+    most_unlabelled = max(most // 2, most - len(passages))
     own = sample_texts(unlabelled, most_unlabelled, seed=seed, stream=_SAMPLE_STREAM)
-    return [*sample_texts(passages, MAX_PASSAGES - len(own), seed=seed, stream=_SAMPLE_STREAM), *own]
+    return [*sample_texts(passages, most - len(own), seed=seed, stream=_SAMPLE_STREAM), *own]

@@ -113,7 +113,8 @@ def fit_naive_bayes(run: RunContext, selection: SelectedPassages) -> Artifact | 
 
     settings = {"format": FORMAT, "seed": run.config.seed, "metric": run.config.metric, **run.config.word_settings}
     inputs = {"task": _task(run.task), "selection": fingerprint(selection)}
-    unused = () if bayes_reads_seed(len(selection.table), len(selection.unlabelled)) else ("seed",)
+    reads_seed = bayes_reads_seed(len(selection.table), len(selection.unlabelled), labels=len(run.task.labels))
+    unused = () if reads_seed else ("seed",)
     return run.build(Stage("bayes", _VERSION, settings, inputs, write, unused=unused))
 
 
