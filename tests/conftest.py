@@ -56,7 +56,7 @@ def pytest_runtest_setup() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def own_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Where a test names no store, it does not read the user's, whose stages may be of another version."""
+    """A store for the tests that name none: the user's may hold stages of another version."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CRAMLM_STORE", str(tmp_path_factory.mktemp("store")))
         yield

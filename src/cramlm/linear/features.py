@@ -181,11 +181,10 @@ def count_words(texts: Sequence[str], columns: Mapping[str, int] | None) -> tupl
     from cramlm.retrieval.bm25.search import tokenize_texts  # here: imports numba
 
     tokens = tokenize_texts(texts)
-    vocabulary = [tokens.vocabulary.term(number) for number in range(len(tokens.vocabulary))]
-    names = sorted(vocabulary) if columns is None else list(columns)
-    known = {name: column for column, name in enumerate(names)} if columns is None else columns
-    column_of = np.array([known.get(term, -1) for term in vocabulary], np.int32)
-    return count_columns(column_of[tokens.token], tokens.starts, len(names)), names
+    terms = [tokens.vocabulary.term(number) for number in range(len(tokens.vocabulary))]
+    columns = {term: column for column, term in enumerate(sorted(terms))} if columns is None else columns
+    column_of = np.array([columns.get(term, -1) for term in terms], np.int32)
+    return count_columns(column_of[tokens.token], tokens.starts, len(columns)), list(columns)
 
 
 def count_columns(columns: npt.NDArray[np.int32], offsets: npt.NDArray[np.int64], width: int) -> Any:

@@ -94,7 +94,7 @@ def fit_baseline(run: RunContext) -> Artifact:
     def write(target: Path) -> None:
         _save(fit_linear(_words_of(run), search_space(run.config), stage="baseline", emit=run.emit), target, run.config)
 
-    stage = Stage("baseline", _VERSION, _settings(run.config), {"task": _task(run.task)}, write, unused=_unused(run.task))
+    stage = Stage("baseline", _VERSION, _search_settings(run.config), {"task": _task(run.task)}, write, unused=_unused(run.task))
     return run.build(stage)
 
 
@@ -111,11 +111,10 @@ def fit_naive_bayes(run: RunContext, selection: SelectedPassages) -> Artifact | 
         options: dict[str, Any] = {"metric": run.config.metric, "seed": run.config.seed, "emit": run.emit}
         _save(fit_bayes(_words_of(run), passages, unlabelled, **options), target, run.config)
 
-    settings = {"format": FORMAT, "seed": run.config.seed, "metric": run.config.metric, **run.config.word_settings}
     inputs = {"task": _task(run.task), "selection": fingerprint(selection)}
     reads_seed = bayes_reads_seed(len(selection.table), len(selection.unlabelled), labels=len(run.task.labels))
     unused = () if reads_seed else ("seed",)
-    return run.build(Stage("bayes", _VERSION, settings, inputs, write, unused=unused))
+    return run.build(Stage("bayes", _VERSION, _settings(run.config), inputs, write, unused=unused))
 
 
 def word_vectors(run: RunContext, corpus: Corpus) -> Artifact:
@@ -150,7 +149,7 @@ def fit_static(run: RunContext, words: Artifact, baseline: Artifact | None, baye
         labelling = {name: model_fingerprint(model) for name, model in others.items()}
         inputs["self_training"] = {"unlabelled": task_fingerprint(run.task)["unlabelled"], "labelled_by": labelling}
     unused = () if self_training_reads_seed(run.task) else _unused(run.task)
-    return run.build(Stage("static", _VERSION, _settings(run.config), inputs, write, unused=unused))
+    return run.build(Stage("static", _VERSION, _search_settings(run.config), inputs, write, unused=unused))
 
 
 def _unused(task: Task) -> tuple[str, ...]:
@@ -158,8 +157,11 @@ def _unused(task: Task) -> tuple[str, ...]:
 
 
 def _settings(config: RunConfig) -> dict[str, Any]:
-    space = {"config": config.baseline.model_dump(mode="json"), "seed": config.seed, "metric": config.metric}
-    return {"format": FORMAT, **space, **config.word_settings}
+    return {"format": FORMAT, "seed": config.seed, "metric": config.metric, **config.word_settings}
+
+
+def _search_settings(config: RunConfig) -> dict[str, Any]:
+    return {"config": config.baseline.model_dump(mode="json"), **_settings(config)}
 
 
 def model_fingerprint(model: Artifact) -> str:

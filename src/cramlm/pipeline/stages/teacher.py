@@ -61,14 +61,13 @@ def teach_by_linear_models(run: RunContext, text: EncodedTexts, models: Mapping[
 
     config, selection, tokenizer = run.config.teacher, text.selection, text.tokenizer
     marking = marking_of(run) if config.mark_passages and files else None
+    changes_pieces = marking is not None or config.pair_passages
 
     def write_passages(target: Path) -> None:
         loaded = {name: LinearModel.load(model.path) for name, model in models.items()}
         teacher, messages = Teacher.of(loaded, run.task, metric=run.config.metric), []
         assert selection is not None
-        whole = None
-        if config.passage_share > 0 and marking is None and not config.pair_passages:
-            whole = teacher.soft_labels(selection.texts())
+        whole = None if config.passage_share == 0 or changes_pieces else teacher.soft_labels(selection.texts())
         for name, length in files.items():
             tokens, pieces = _pieces(selection, tokenizer, length)
             if marking is not None:
@@ -108,7 +107,7 @@ def teach_by_linear_models(run: RunContext, text: EncodedTexts, models: Mapping[
     }
     settings: dict[str, Any] = {"files": sorted(files), "teacher": run.config.teacher.model_dump(mode="json")}
     settings |= {"metric": run.config.metric}
-    settings |= {"seed_of_pieces": run.config.seed} if marking is not None or config.pair_passages else {}
+    settings |= {"seed_of_pieces": run.config.seed} if changes_pieces else {}
     return run.build(Stage("teacher", _VERSION, {**settings, "seed": run.config.seed}, inputs, write))
 
 
