@@ -339,7 +339,7 @@ class EncoderRecipe(Recipe):
     retriever: RetrieverConfig | None = None
     phases_on_checkpoint: tuple[PhaseConfig, ...] | None = None
     head: Literal["classifier", "prompt", "soft-prompt"] = "classifier"
-    embedding_init: Literal["random", "cooccurrence", "words"] = "words"
+    embedding_init: Literal["random", "cooccurrence", "words", "static"] = "static"
     layer_init: Literal["random", "context"] = "context"
     logit_adjustment: Literal["dev", "none"] = "dev"
     default_budget: str | None = field(default=DEFAULT_BUDGET, kw_only=True)

@@ -22,7 +22,7 @@ from cramlm.linear.cooccurrence import build_word_vectors, count_tokens, token_e
 from cramlm.linear.fit import FEW_TEXTS, LinearFit, SearchSpace, fit_linear, fit_reads_seed
 from cramlm.linear.model import FORMAT, LinearModel
 from cramlm.linear.self_training import reads_unlabelled, self_trained, self_training_reads_seed
-from cramlm.linear.token_vectors import WORDS_SHARE, fit_token_vectors, join_token_vectors
+from cramlm.linear.token_vectors import WORDS_SHARE, fit_token_vectors, join_token_vectors, label_weights
 from cramlm.linear.word_vectors import WordVectors
 from cramlm.model.tokenizer import UNCUT
 from cramlm.pipeline.context import EncodedTexts, RunContext, RunPlan, SelectedPassages, Stage, fingerprint, write_json
@@ -54,9 +54,10 @@ MANY_WITH_OTHER_DIACRITICS: Final = 0.05
 _VERSION: Final = 12  # of all linear models; their format is in the key as well
 
 
-def embedding(run: RunContext, text: EncodedTexts, words: Artifact | None) -> Artifact:
-    """Initial token embeddings: a part fitted to the word vectors `words` of the corpus and a part from co-occurrence in the selection and
-    the training texts (PPMI + truncated SVD); co-occurrence alone without word vectors, or where these cover too little of the text.
+def embedding(run: RunContext, text: EncodedTexts, words: Artifact | None, static: Artifact | None) -> Artifact:
+    """Initial token embeddings: a part fitted to the word vectors `words` of the corpus, and to the weights of the linear model `static`,
+    and a part from co-occurrence in the selection and the training texts (PPMI + truncated SVD); co-occurrence alone without word vectors,
+    or where these cover too little of the text.
 
     embedding.npy: float32 (vocabulary, width); NaN in the rows of tokens without either."""
     encoder, vocab_size = run.config.encoder, text.tokenizer.vocab_size
@@ -68,13 +69,16 @@ def embedding(run: RunContext, text: EncodedTexts, words: Artifact | None) -> Ar
         texts += [text.tokenizer.cut(text.selection.ids, max_length=UNCUT, cut="split")] if text.selection else []
         fitted, width = None, round(WORDS_SHARE * encoder.embedding_width)
         if words is not None:
-            fitted = fit_token_vectors(WordVectors.load(words.path), text.tokenizer, count_tokens(texts, vocab_size), width=width)
+            vectors = WordVectors.load(words.path)
+            weights = None if static is None else label_weights(LinearModel.load(static.path), vectors)
+            fitted = fit_token_vectors(vectors, text.tokenizer, count_tokens(texts, vocab_size), width=width, weights=weights)
         missing = encoder.embedding_width - (0 if fitted is None else width)
         values = token_embeddings(texts, vocab_size=vocab_size, **(sizes | {"width": missing}))
         counted = f"{int(np.isfinite(values[:, 0]).sum()):,} of {vocab_size:,} tokens"
         message = f"{counted} have a co-occurrence embedding, from {sum(len(each.ids) for each in texts):,} tokens of text"
         if fitted is not None:
-            message += f"; {int(fitted.any(axis=1).sum()):,} have one from the word vectors of the corpus"
+            sources = "the word vectors of the corpus" + ("" if static is None else " and the weights of static")
+            message += f"; {int(fitted.any(axis=1).sum()):,} have one from {sources}"
             values = join_token_vectors(fitted, values, std=encoder.embedding_std, seed=run.config.seed)
         save_array(target / "embedding.npy", values)
         run.emit(Event("done", "embedding", message))
@@ -85,6 +89,8 @@ def embedding(run: RunContext, text: EncodedTexts, words: Artifact | None) -> Ar
         "task": task_fingerprint(run.task)["train"],
         "words": None if words is None else words.fingerprint,
     }
+    if static is not None:
+        inputs["static"] = model_fingerprint(static)
     return run.build(Stage("embedding", 2, sizes, inputs, write))
 
 
