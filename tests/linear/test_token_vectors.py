@@ -12,7 +12,7 @@ from scipy.stats import ortho_group
 from cramlm.config.run import TokenizerConfig
 from cramlm.linear import token_vectors
 from cramlm.linear.fit import SearchSpace, fit_linear
-from cramlm.linear.token_vectors import fit_token_vectors, join_token_vectors, label_weights
+from cramlm.linear.token_vectors import fit_token_vectors, join_token_vectors, label_weights, token_rarity
 from cramlm.linear.word_vectors import WordVectors
 from cramlm.model.tokenizer import Tokenizer, train_tokenizer
 from cramlm.records import Example, FloatArray, Task
@@ -164,3 +164,16 @@ def test_a_word_has_the_difference_that_it_makes_to_the_logits_of_a_text() -> No
     assert (weights.argmax(axis=1) == np.arange(16) % 2).all()
     odds = model.logits([WORDS[3]]) - model.logits([""])
     assert weights[3, 1] - weights[3, 0] == pytest.approx(0.5 * float(odds[0, 1] - odds[0, 0]), rel=1e-4)
+
+
+def test_rarity_falls_with_the_logarithm_of_the_frequency() -> None:
+    rarity = token_rarity(np.array([0, 10, 100, 1_000, 10_000, 1_000_000]))
+    assert (np.diff(rarity) < 0).all()
+    assert rarity[0] == 1
+    assert rarity[-1] == 0
+    assert rarity[1] > 0.95
+    assert rarity[3] - rarity[4] == pytest.approx(np.log(10) / token_vectors.LOG_WEIGHTS, rel=0.1)
+
+
+def test_tokens_of_no_text_are_all_rare() -> None:
+    assert (token_rarity(np.zeros(5, np.int64)) == 1).all()

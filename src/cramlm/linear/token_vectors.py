@@ -37,6 +37,10 @@ LABELS_SHARE: Final = 1 / 3
 """Of the width of vectors from words, at most that of the weights of a linear model; more labels are reduced to principal components."""
 LONGEST: Final = 2.0
 """Largest length of a token's weights; their root mean square over tokens is 1, the length of the token's vector."""
+RARE_SHARE: Final = 1e-4
+"""The share of the text at which a token has half the weight of the rarest ones."""
+LOG_WEIGHTS: Final = 7.0
+"""The logarithm of the weight of the rarest tokens relative to that of the commonest."""
 WEIGHTS_EXPONENT: Final = 1.5
 """A word weighs the square root of its frequency in the regression of vectors, and this power of the root in that of weights."""
 MIN_SHARE: Final = 0.5
@@ -55,6 +59,17 @@ def join_token_vectors(words: FloatArray, counted: FloatArray, *, std: float, se
     values = joined @ rotation.astype(np.float32) * np.float32(std * width**0.5)
     values[~joined.any(axis=1)] = np.nan
     return values
+
+
+def token_rarity(occurrences: IntArray) -> FloatArray:
+    """The rarity of each token, (vocabulary,) float32, from its number of occurrences: 1 for the rarest, 0 for shares of the text above a
+    tenth.
+
+    It is linear in the logarithm of the weight that averages with smooth inverse frequency give a word (word_vectors.py).
+    """
+    weights = RARE_SHARE / (RARE_SHARE + occurrences / max(int(occurrences.sum()), 1))
+    rarity: FloatArray = np.maximum(1 + np.log(weights) / LOG_WEIGHTS, 0).astype(np.float32)
+    return rarity
 
 
 def fit_token_vectors(

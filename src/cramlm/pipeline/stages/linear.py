@@ -22,7 +22,7 @@ from cramlm.linear.cooccurrence import build_word_vectors, count_tokens, token_e
 from cramlm.linear.fit import FEW_TEXTS, LinearFit, SearchSpace, fit_linear, fit_reads_seed
 from cramlm.linear.model import FORMAT, LinearModel
 from cramlm.linear.self_training import reads_unlabelled, self_trained, self_training_reads_seed
-from cramlm.linear.token_vectors import WORDS_SHARE, fit_token_vectors, join_token_vectors, label_weights
+from cramlm.linear.token_vectors import WORDS_SHARE, fit_token_vectors, join_token_vectors, label_weights, token_rarity
 from cramlm.linear.word_vectors import WordVectors
 from cramlm.model.tokenizer import UNCUT
 from cramlm.pipeline.context import EncodedTexts, RunContext, RunPlan, SelectedPassages, Stage, fingerprint, write_json
@@ -49,6 +49,8 @@ FIT_FACTS: Final = (
     "seconds",
 )
 """Fields of fit.json that scores.json repeats, if the model has them."""
+EMBEDDING_FILE: Final = "embedding.npy"
+RARITY_FILE: Final = "rarity.npy"
 MANY_WITH_OTHER_DIACRITICS: Final = 0.05
 """A larger share of the words of the training texts that the raw text has with other diacritics only gives a warning."""
 _VERSION: Final = 12  # of all linear models; their format is in the key as well
@@ -59,7 +61,8 @@ def embedding(run: RunContext, text: EncodedTexts, words: Artifact | None, stati
     and a part from co-occurrence in the selection and the training texts (PPMI + truncated SVD); co-occurrence alone without word vectors,
     or where these cover too little of the text.
 
-    embedding.npy: float32 (vocabulary, width); NaN in the rows of tokens without either."""
+    embedding.npy: float32 (vocabulary, width); NaN in the rows of tokens without either. rarity.npy: float32 (vocabulary,), of
+    `token_rarity`; special tokens have 0."""
     encoder, vocab_size = run.config.encoder, text.tokenizer.vocab_size
     sizes: dict[str, Any] = {"width": encoder.embedding_width, "std": encoder.embedding_std, "seed": run.config.seed}
 
@@ -67,11 +70,16 @@ def embedding(run: RunContext, text: EncodedTexts, words: Artifact | None, stati
         run.emit(Event("start", "embedding"))
         texts = [sequences_of(text.tokenizer, run.task.train, max_length=UNCUT)]
         texts += [text.tokenizer.cut(text.selection.ids, max_length=UNCUT, cut="split")] if text.selection else []
+        occurrences = count_tokens(texts, vocab_size)
+        special = [text.tokenizer.pad_id, text.tokenizer.cls_id, text.tokenizer.sep_id, text.tokenizer.mask_id]
+        occurrences[special] = 0
+        rarity = token_rarity(occurrences)
+        rarity[special] = 0
         fitted, width = None, round(WORDS_SHARE * encoder.embedding_width)
         if words is not None:
             vectors = WordVectors.load(words.path)
             weights = None if static is None else label_weights(LinearModel.load(static.path), vectors)
-            fitted = fit_token_vectors(vectors, text.tokenizer, count_tokens(texts, vocab_size), width=width, weights=weights)
+            fitted = fit_token_vectors(vectors, text.tokenizer, occurrences, width=width, weights=weights)
         missing = encoder.embedding_width - (0 if fitted is None else width)
         values = token_embeddings(texts, vocab_size=vocab_size, **(sizes | {"width": missing}))
         counted = f"{int(np.isfinite(values[:, 0]).sum()):,} of {vocab_size:,} tokens"
@@ -80,7 +88,8 @@ def embedding(run: RunContext, text: EncodedTexts, words: Artifact | None, stati
             sources = "the word vectors of the corpus" + ("" if static is None else " and the weights of static")
             message += f"; {int(fitted.any(axis=1).sum()):,} have one from {sources}"
             values = join_token_vectors(fitted, values, std=encoder.embedding_std, seed=run.config.seed)
-        save_array(target / "embedding.npy", values)
+        save_array(target / EMBEDDING_FILE, values)
+        save_array(target / RARITY_FILE, rarity)
         run.emit(Event("done", "embedding", message))
 
     inputs = {
@@ -91,7 +100,7 @@ def embedding(run: RunContext, text: EncodedTexts, words: Artifact | None, stati
     }
     if static is not None:
         inputs["static"] = model_fingerprint(static)
-    return run.build(Stage("embedding", 2, sizes, inputs, write))
+    return run.build(Stage("embedding", 3, sizes, inputs, write))
 
 
 def fit_baseline(run: RunContext) -> Artifact:
