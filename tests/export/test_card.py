@@ -123,7 +123,10 @@ def test_the_parts_of_the_method_are_named(recipe: str, texts: int, present: lis
 def test_embeddings_start_from_word_vectors_of_a_search_server_and_from_co_occurrence_without_raw_text() -> None:
     given = facts_of(recipes.tlm(train="", corpus="corpus.jsonl"))
     server = {"kind": "elasticsearch", "url": "http://localhost:9200", "index": "passages"}
-    for retriever, start in ((server, "embeddings from word vectors, a linear model and co-occurrence"), (None, "co-occurrence embeddings")):
+    for retriever, start in (
+        (server, "embeddings from word vectors, a linear model and co-occurrence"),
+        (None, "co-occurrence embeddings"),
+    ):
         config = {**given["config"], "corpus": None, "retriever": retriever}
         assert f"a linear teacher, {start}, layers" in model_card({**given, "config": config})
 

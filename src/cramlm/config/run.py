@@ -145,8 +145,9 @@ class EncoderConfig(FrozenModel):
     embedding_std: float = Field(0.04, gt=0, description="standard deviation of initial embeddings that are not random")
     layer_init: Literal["random", "context", "markers"] = Field(
         "random",
-        description="modernbert and moe only; context: attention starts by copying the tokens around each token; markers: two heads also "
-        "copy the nearest marker (`<<`, `[E1]`, ...; of pairs the boundary) on either side. For tasks about relations or of pairs",
+        description="modernbert and moe only; context: attention starts by copying the tokens around each token and, by rarity, those of "
+        "the whole text; markers: two heads copy the nearest marker (`<<`, `[E1]`, ...; of pairs the boundary) on either side instead. For "
+        "tasks about relations or of pairs",
     )
 
     @model_validator(mode="after")

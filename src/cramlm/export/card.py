@@ -260,7 +260,8 @@ def _parts(facts: Mapping[str, Any], phases: Sequence[PhaseConfig]) -> list[Part
             sources += ", the weights of words in the linear model `static`"
         parts.append(Part(name, f"{name.capitalize()}: token embeddings start from {sources} and token co-occurrence."))
     if encoder.starts_from_context:
-        text = "Layers that start by copying neighbours: initial attention adds to each token the embeddings of those around it."
+        text = "Layers that start by copying neighbours: initial attention adds to each token the embeddings of those around it and a "
+        text += "mean over the text in which frequent tokens count little."
         parts.append(Part("layers that start by copying neighbours", text))
         if encoder.layer_init == "markers":
             text = "Heads that start at markers: two heads first attend to the nearest marker, or boundary, on either side of each token."

@@ -86,7 +86,7 @@ def fit_token_vectors(
     if not words.words:
         return None
     shares, frequency = _token_shares(words, tokenizer)
-    fitted = _fit(shares, frequency, words.directions)
+    fitted = _fit(shares, frequency, words.directions.astype(np.float32))
     is_part = np.linalg.norm(fitted, axis=1) > _SMALLEST
     if occurrences[is_part].sum() < MIN_SHARE * occurrences.sum():
         return None
@@ -133,13 +133,13 @@ def _label_part(shares: Any, frequency: FloatArray, weights: FloatArray, width: 
 
 def _fit(shares: Any, frequency: FloatArray, targets: FloatArray) -> FloatArray:
     """Rows of tokens (vocabulary, width) that give the targets (words, width) best; words may be repeated in `shares`, capitalised."""
-    repeated = np.tile(targets.astype(np.float32), (shares.shape[0] // len(targets), 1))
+    repeated = np.tile(targets, (shares.shape[0] // len(targets), 1))
     weighted = scipy.sparse.diags(frequency) @ shares
     return _ridge(shares.T @ weighted, weighted.T @ repeated)
 
 
 def _components(rows: FloatArray, most: int) -> FloatArray:
-    """The principal axes of rows (n, width) that are not centred, largest first: (width, rank), at most `most` and none without variance."""
+    """The principal axes of rows (n, width), which need not be centred: (width, rank), at most `most`, and none without variance."""
     variances, axes = np.linalg.eigh(rows.T @ rows)
     present = int((variances > _SMALLEST**2 * max(float(variances[-1]), 1e-30)).sum())
     kept: FloatArray = axes[:, ::-1][:, : min(most, present)]

@@ -463,7 +463,8 @@ def set_components(embeddings: Tensor, markers: Sequence[int] = (), rarity: Tens
 def _without(rows: Tensor, direction: Tensor) -> Tensor:
     """Remove the component of rows (n, D) along a unit vector, in place; return the lengths of the rest."""
     rows -= torch.outer(rows @ direction, direction)
-    return rows.norm(dim=1)
+    lengths: Tensor = rows.norm(dim=1)
+    return lengths
 
 
 def remove_shared_direction(weight: Tensor) -> None:
