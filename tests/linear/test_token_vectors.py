@@ -166,6 +166,25 @@ def test_a_word_has_the_difference_that_it_makes_to_the_logits_of_a_text() -> No
     assert weights[3, 1] - weights[3, 0] == pytest.approx(0.5 * float(odds[0, 1] - odds[0, 0]), rel=1e-4)
 
 
+def test_weights_of_rarer_words_are_not_computed_and_change_those_of_tokens_little(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(token_vectors, "WEIGHTED_WORDS", 12)
+    directions = unit_vectors(np.random.default_rng(0).standard_normal((16, 8)).astype(np.float32))
+    words = words_with(directions)
+    words.weights[:4] = 0.9  # rarer
+    train = tuple(Example(word, word, None, "ab"[number % 2]) for number, word in enumerate(WORDS))
+    task = Task(train, train, (), ("a", "b"), False)
+    model = fit_linear(task, SearchSpace((10.0,), "macro_f1", seed=0, variants=("tokens",)), stage="static", vectors=words).model
+    some = label_weights(model, words)
+    assert np.isnan(some[:4]).all()
+    monkeypatch.setattr(token_vectors, "WEIGHTED_WORDS", 16)
+    every = label_weights(model, words)
+    np.testing.assert_array_equal(some[4:], every[4:])
+    of_some, of_every = (fit(words, tokenizer, width=9, weights=weights)[:, -1] for weights in (some, every))
+    assert abs(np.corrcoef(of_some, of_every)[0, 1]) > 0.8
+
+
 def test_rarity_falls_with_the_logarithm_of_the_frequency() -> None:
     rarity = token_rarity(np.array([0, 10, 100, 1_000, 10_000, 1_000_000]))
     assert (np.diff(rarity) < 0).all()

@@ -41,6 +41,8 @@ RARE_SHARE: Final = 1e-4
 """The share of the text at which a token has half the weight of the rarest ones."""
 LOG_WEIGHTS: Final = 7.0
 """The logarithm of the weight of the rarest tokens relative to that of the commonest."""
+WEIGHTED_WORDS: Final = 32_768
+"""The number of words whose weights in a linear model are computed; rarer ones change those of tokens little."""
 WEIGHTS_EXPONENT: Final = 1.5
 """A word weighs the square root of its frequency in the regression of vectors, and this power of the root in that of weights."""
 MIN_SHARE: Final = 0.5
@@ -104,23 +106,27 @@ def fit_token_vectors(
 
 def label_weights(model: LinearModel, words: WordVectors) -> FloatArray:
     """What a word adds to the logits of `model` in a text with others: (words, labels) float32, relative to the mean of all labels in a
-    classification.
+    classification; NaN for words that are not among the `WEIGHTED_WORDS` most frequent.
 
     It is the difference between the logits of a text of this word alone and those of an empty text, times the weight of the word in an
     average of vectors. A single word has length 1 in the features, whatever its frequency.
     """
-    logits = (model.logits(words.words) - model.logits([""])).astype(np.float32)
+    frequent = np.sort(np.argsort(words.weights, kind="stable")[:WEIGHTED_WORDS])
+    logits = (model.logits([words.words[place] for place in frequent]) - model.logits([""])).astype(np.float32)
     if model.kind == "classification":
         logits -= logits.mean(axis=1, keepdims=True)
-    weighted: FloatArray = logits * words.weights[:, None]
-    return weighted
+    weights = np.full((len(words.words), logits.shape[1]), np.nan, dtype=np.float32)
+    weights[frequent] = logits * words.weights[frequent, None]
+    return weights
 
 
 def _label_part(shares: Any, frequency: FloatArray, weights: FloatArray, width: int) -> FloatArray:
     """The weights of tokens, (vocabulary, at most width): the sum over the tokens of a word is near its weights, times a constant."""
-    counts = scipy.sparse.diags(np.maximum(np.diff(shares.indptr), 1).astype(np.float32)) @ shares
-    emphasis = frequency**WEIGHTS_EXPONENT
-    fitted = _fit(counts, emphasis / max(float(emphasis.mean()), 1e-12), weights)
+    known = np.isfinite(weights[:, 0])
+    of_words = np.tile(known, shares.shape[0] // len(known))
+    counts = scipy.sparse.diags(np.maximum(np.diff(shares.indptr), 1).astype(np.float32)[of_words]) @ shares[of_words]
+    emphasis = frequency[of_words] ** WEIGHTS_EXPONENT
+    fitted = _fit(counts, emphasis / max(float(emphasis.mean()), 1e-12), weights[known])
     reduced: FloatArray = fitted @ _components(fitted, width)
     lengths = np.linalg.norm(reduced, axis=1)
     if not lengths.any():  # all words have the same weights
