@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -155,3 +156,4 @@ def test_a_failing_tracker_gives_a_warning_and_the_run_continues(run: Path, conf
         emit(EVENTS[1])
     assert [event.kind for event in events] == ["step", "warning", "step"]
     assert "cramlm track RUN tensorboard" in events[1].message
+    assert not [thread for thread in threading.enumerate() if "Writer" in type(thread).__name__], "it is closed"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -127,7 +127,7 @@ def open_tracker(name: str, run: Path, config: RunConfig) -> Tracker:
 
 
 class _Guarded:
-    """A tracker that is closed for good after its first error."""
+    """A tracker that gets nothing more after its first error."""
 
     def __init__(self, name: str, tracker: Tracker, emit: Emit) -> None:
         self._name, self._tracker, self._emit = name, tracker, emit
@@ -141,7 +141,11 @@ class _Guarded:
         self._try(lambda: self._tracker.log(values, step))
 
     def close(self) -> None:
-        self._try(self._tracker.close)
+        if self._works:
+            self._try(self._tracker.close)
+            return
+        with suppress(Exception):  # its threads would go on writing; the error was reported
+            self._tracker.close()
 
     def _try(self, call: Callable[[], None]) -> None:
         if not self._works:
