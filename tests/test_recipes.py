@@ -325,10 +325,10 @@ def test_tlm_plain_is_tlm_without_what_the_paper_does_not_have(tmp_path: Path) -
         full, plain = (RECIPES[name](train=train, corpus="corpus.jsonl") for name in ("tlm", "tlm-plain"))
         assert softness(plain) == (("joint", 0, 0), ("finetune", 0, 0), False)
         assert (plain.encoder.embedding_init, plain.logit_adjustment) == ("random", "none")
-        assert (full.encoder.embedding_init, full.logit_adjustment) == ("static", "dev")
+        assert (full.encoder.embedding_init, full.logit_adjustment) == ("words", "dev")
         differing = changes(plain, full)
         assert set(differing) - {"teacher"} == {"encoder", "logit_adjustment", "joint.terms", "finetune.terms"}
-        assert differing["encoder"] == plain.encoder.model_dump() | {"embedding_init": "static", "layer_init": "context"}
+        assert differing["encoder"] == plain.encoder.model_dump() | {"embedding_init": "words", "layer_init": "context"}
 
 
 @pytest.mark.parametrize(
@@ -414,7 +414,7 @@ def test_the_page_of_the_recipes_lists_every_control() -> None:
 
 
 def test_a_preset_changes_the_size_and_not_how_token_embeddings_start() -> None:
-    for name, start in (("tlm", "static"), ("tlm-plain", "random")):
+    for name, start in (("tlm", "words"), ("tlm-plain", "random")):
         config = recipes.with_preset(RECIPES[name](train="", corpus="corpus.jsonl"), "small")
         assert (config.encoder.layers, config.encoder.embedding_init) == (6, start)
 

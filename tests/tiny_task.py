@@ -62,7 +62,7 @@ def tiny_config(paths: dict[str, str], **changes: Any) -> dict[str, Any]:
         "corpus": {"files": [paths["corpus"]]},
         "retriever": {"kind": "bm25", "top_k": 20},
         "tokenizer": {"vocab_size": 200},
-        "encoder": {"layers": 1, "hidden": 32, "heads": 2, "intermediate": 32, "max_positions": 64, "embedding_init": "static"},
+        "encoder": {"layers": 1, "hidden": 32, "heads": 2, "intermediate": 32, "max_positions": 64, "embedding_init": "words"},
         "phases": [
             {
                 "name": "joint",

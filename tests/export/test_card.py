@@ -83,7 +83,7 @@ def test_data_and_cost_are_in_the_card_if_the_run_has_them() -> None:
         assert absent not in bare.replace("top_k=None", "")
 
 
-LOCAL = "embeddings from word vectors, a linear model and co-occurrence, layers that start by copying neighbours"
+LOCAL = "embeddings from word vectors and co-occurrence, layers that start by copying neighbours"
 FEW = f"a linear teacher, distribution alignment, {LOCAL}, label smoothing and logit adjustment"
 
 
@@ -123,10 +123,7 @@ def test_the_parts_of_the_method_are_named(recipe: str, texts: int, present: lis
 def test_embeddings_start_from_word_vectors_of_a_search_server_and_from_co_occurrence_without_raw_text() -> None:
     given = facts_of(recipes.tlm(train="", corpus="corpus.jsonl"))
     server = {"kind": "elasticsearch", "url": "http://localhost:9200", "index": "passages"}
-    for retriever, start in (
-        (server, "embeddings from word vectors, a linear model and co-occurrence"),
-        (None, "co-occurrence embeddings"),
-    ):
+    for retriever, start in ((server, "embeddings from word vectors and co-occurrence"), (None, "co-occurrence embeddings")):
         config = {**given["config"], "corpus": None, "retriever": retriever}
         assert f"a linear teacher, {start}, layers" in model_card({**given, "config": config})
 

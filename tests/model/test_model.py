@@ -97,23 +97,6 @@ def test_two_thirds_of_the_heads_attend_to_adjacent_tokens_before_training() -> 
                 assert all(float(head.max()) < 0.2 for head in layer[4:])
 
 
-@pytest.mark.parametrize(("layer_init", "markers"), [("context", ()), ("markers", (2, 3))])
-def test_other_heads_attend_to_a_token_by_its_rarity_at_any_distance_before_training(layer_init: str, markers: tuple[int, ...]) -> None:
-    config = EncoderConfig(layers=4, hidden=192, heads=3, intermediate=64, layer_init=layer_init)
-    model = build_model(ModelSpec(config, HeadConfig(), vocab_size=300, labels=3, markers=markers), seed=5)
-    rarity = np.zeros(300, np.float32)
-    rarity[100:] = np.linspace(0, 1, 200)
-    model.set_word_embeddings(np.random.default_rng(1).normal(0, 0.04, (300, 192)).astype(np.float32), rarity)
-    ids = torch.tensor([2, *range(10, 60), 299, *range(60, 99), 200, 3])
-    with torch.no_grad():
-        layers = attention(model, ids)
-    rarest, rare, others = (layers[3][2][:, places].mean().item() for places in (51, 91, slice(1, 51)))
-    assert rarest > 0.8
-    assert rarest / rare > 8
-    assert rare / others > 8
-    assert (rarest / others) == pytest.approx(np.exp(7), rel=0.7)
-
-
 @pytest.mark.parametrize("heads", [3, 4])
 def test_two_heads_attend_to_the_nearest_marker_on_either_side_before_training(heads: int) -> None:
     config = EncoderConfig(layers=2, hidden=64 * heads, heads=heads, intermediate=64, layer_init="markers")

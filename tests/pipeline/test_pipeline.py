@@ -215,7 +215,6 @@ def test_with_the_baselines_disabled_only_the_models_of_the_teacher_are_fitted_a
     out, config = tmp_path / "run", finished.config
     changed = {**config, "phases": config["phases"] if teachers else without_teacher(config), "baseline": {"enabled": False}}
     changed |= {"teacher": {"models": list(teachers)}} if teachers else {}
-    changed["encoder"] = {**config["encoder"], "embedding_init": "words"}
     made = load_config(shortened(changed))
     run(made, out=out, store=finished.store)
     assert stages_of(made) == ran_stages(out), "those of a dry run"

@@ -136,18 +136,16 @@ class EncoderConfig(FrozenModel):
     balance_weight: float = Field(0.01, ge=0, description="moe only: weight of the load-balancing loss; 0.01: Switch")
     norm_eps: float = Field(1e-5, gt=0)
     init_std: float = Field(0.02, gt=0)
-    embedding_init: Literal["random", "cooccurrence", "words", "static"] = Field(
+    embedding_init: Literal["random", "cooccurrence", "words"] = Field(
         "random",
         description="initial token embeddings. cooccurrence: from token co-occurrence in the selection (PPMI and truncated SVD). words: "
-        "two thirds of the width fitted to the word vectors of the whole corpus, the rest as cooccurrence; all of it without a corpus. "
-        "static: as words, and part of these two thirds holds the weights of words in the linear model static; not of pairs",
+        "two thirds of the width fitted to the word vectors of the whole corpus, the rest as cooccurrence; all of it without a corpus",
     )
     embedding_std: float = Field(0.04, gt=0, description="standard deviation of initial embeddings that are not random")
     layer_init: Literal["random", "context", "markers"] = Field(
         "random",
-        description="modernbert and moe only; context: attention starts by copying the tokens around each token and, by rarity, those of "
-        "the whole text; markers: two heads copy the nearest marker (`<<`, `[E1]`, ...; of pairs the boundary) on either side instead. For "
-        "tasks about relations or of pairs",
+        description="modernbert and moe only; context: attention starts by copying the tokens around each token; markers: two heads also "
+        "copy the nearest marker (`<<`, `[E1]`, ...; of pairs the boundary) on either side. For tasks about relations or of pairs",
     )
 
     @model_validator(mode="after")

@@ -249,19 +249,14 @@ def _parts(facts: Mapping[str, Any], phases: Sequence[PhaseConfig]) -> list[Part
             if term.teacher != LINEAR_TEACHER:
                 text = f"Pseudo-labels: {soft_labels} that the model of phase {term.teacher} predicts for the raw text"
                 parts.append(Part("pseudo-labels", f"{text} ({_weights([(phase, term)])})."))
-    has_words = encoder.embedding_init in ("words", "static") and config.get("retriever")
-    if encoder.embedding_init != "random" and not has_words:
+    if encoder.embedding_init == "cooccurrence" or (encoder.embedding_init == "words" and not config.get("retriever")):
         text = "Co-occurrence embeddings: token embeddings start from token co-occurrence (PPMI + SVD)."
         parts.append(Part("co-occurrence embeddings", text))
-    elif has_words:
+    elif encoder.embedding_init == "words":
         name, sources = "embeddings from word vectors and co-occurrence", "word vectors of the raw text (PPMI + SVD, ridge regression)"
-        if encoder.embedding_init == "static":
-            name = "embeddings from word vectors, a linear model and co-occurrence"
-            sources += ", the weights of words in the linear model `static`"
         parts.append(Part(name, f"{name.capitalize()}: token embeddings start from {sources} and token co-occurrence."))
     if encoder.starts_from_context:
-        text = "Layers that start by copying neighbours: initial attention adds to each token the embeddings of those around it and a "
-        text += "mean over the text in which frequent tokens count little."
+        text = "Layers that start by copying neighbours: initial attention adds to each token the embeddings of those around it."
         parts.append(Part("layers that start by copying neighbours", text))
         if encoder.layer_init == "markers":
             text = "Heads that start at markers: two heads first attend to the nearest marker, or boundary, on either side of each token."

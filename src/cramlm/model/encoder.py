@@ -324,14 +324,7 @@ MARKER_SLOPE: Final = 5.5
 FAR_SIDE: Final = -5.0
 """The score of markers on the other side."""
 RANDOM_REST: Final = 0.1
-"""Factor of the random queries and keys of heads that attend to markers or to rare tokens."""
-RARE: Final = 0.5
-"""Largest length of a token embedding along the direction of rarity, on either side of 0, relative to the rest of the embedding."""
-RARITY_SPAN: Final = 7.0
-"""Initial attention score of the rarest tokens less that of the commonest, in heads that attend to the whole sequence."""
-SUMMARY: Final = 1.5
-"""As `COPIED`, of the heads that attend to the whole sequence: a mean over many tokens is shorter than its parts."""
-_SLOW_PAIRS: Final = 8  # rotary pairs of a head that hardly turn within a text
+"""Factor of the random queries and keys of heads that attend to markers."""
 _REACH: Final = 64  # the largest distance at which these scores are fitted
 
 
@@ -339,11 +332,10 @@ def start_from_context(encoder: Encoder, config: EncoderConfig, markers: Sequenc
     """Change initial weights such that the first layers add to each token the embeddings around it, as a continuous bag of words does.
 
     Two thirds of the heads of every layer attend to one position: the first head to the token before each token, the second to the token
-    after it, then two before, two after, and so on. The others attend to the whole sequence, the more to a token the rarer it is (if
-    `set_components` gets rarities; else evenly). Each head copies a part of the width, and another part in the next layer. Token
-    embeddings from co-occurrence then predict a masked token from its neighbours before the first step, and every state has a summary of
-    the text in which frequent words count little, as in averages with smooth inverse frequency (Arora, Liang and Ma 2017). With random
-    weights, small encoders need hundreds of steps until attention is local (docs/log.md).
+    after it, then two before, two after, and so on. The others attend to the whole sequence, as heads with random weights do. Each head
+    copies a part of the width, and another part in the next layer. Token embeddings from co-occurrence then predict a masked token from
+    its neighbours before the first step. With random weights, small encoders need hundreds of steps until attention is local
+    (docs/log.md).
 
     A head attends to one relative position if its queries and keys are constant: rotary positions turn their product into a function of the
     distance, with its peak where the phases of the query say. They are constant along a direction that all token embeddings share. In the
@@ -357,11 +349,9 @@ def start_from_context(encoder: Encoder, config: EncoderConfig, markers: Sequenc
     device = encoder.word_embeddings.device
     direction, eye = _shared_direction(config.hidden, device), torch.eye(config.hidden, device=device)
     size, heads, pairs = encoder.head_size, config.heads, min(ROTATED_PAIRS, encoder.head_size // 2)
-    scale, local = math.sqrt(PEAK * math.sqrt(size) / pairs) / _component(config.hidden, SHARED_LENGTH), len(_offsets(heads))
-    free = [(index, head) for index in range(config.layers) for head in range(local, heads)]
-    at_markers = free[:2] if markers else []
+    scale = math.sqrt(PEAK * math.sqrt(size) / pairs) / _component(config.hidden, SHARED_LENGTH)
     with torch.no_grad():
-        set_components(encoder.word_embeddings, markers)
+        share_direction(encoder.word_embeddings, markers)
         for index in range(config.layers):
             layer: Any = encoder.layers[index]
             frequency = _frequencies(encoder, index)[:pairs].to(device)
@@ -374,40 +364,26 @@ def start_from_context(encoder: Encoder, config: EncoderConfig, markers: Sequenc
             for head in range(heads):
                 part = eye[(head + index) % heads :: heads]
                 value[head] += part
-                summarises = head >= local and (index, head) not in at_markers
-                output[:, head] += (SUMMARY if summarises else COPIED) * part.T
-                if summarises:
-                    _attend_to_rare_tokens(query[head], key[head])
+                output[:, head] += COPIED * part.T
         if markers:
-            _attend_to_markers(encoder, at_markers)
+            _attend_to_markers(encoder, config)
 
 
-def _attend_to_rare_tokens(query: Tensor, key: Tensor) -> None:
-    """Set the weights (head size, D) of a head's queries and keys such that its scores grow with the rarity of a token, at any distance."""
-    half, width = len(query) // 2, query.shape[1]
-    slow = slice(half - min(_SLOW_PAIRS, half), half)
-    span = RARITY_SPAN * math.sqrt(len(query)) / (slow.stop - slow.start)
-    shared, rare = _shared_direction(width, query.device), _pattern(width, 4, query.device)
-    query.mul_(RANDOM_REST)
-    key.mul_(RANDOM_REST)
-    query[slow] += math.sqrt(span) / _component(width, SHARED_LENGTH) * shared
-    key[slow] += math.sqrt(span) / (2 * _component(width, RARE)) * rare
-
-
-def _attend_to_markers(encoder: ModernBertEncoder, places: Sequence[tuple[int, int]]) -> None:
-    """Replace the queries and keys of the heads that attend to the nearest marker on either side. places: layer and head of each."""
-    width, device, size, half = encoder.word_embeddings.shape[1], encoder.word_embeddings.device, encoder.head_size, encoder.head_size // 2
-    shared, marked = _shared_direction(width, device), _pattern(width, 2, device)
+def _attend_to_markers(encoder: ModernBertEncoder, config: EncoderConfig) -> None:
+    """Replace the queries and keys of the heads that attend to the nearest marker on either side."""
+    device, size, heads, half = encoder.word_embeddings.device, encoder.head_size, config.heads, encoder.head_size // 2
+    shared, marked = _shared_direction(config.hidden, device), _marker_direction(config.hidden, device)
     scale = size**0.25
-    for (index, head), side in zip(places, (-1, 1), strict=False):
+    free = [(index, head) for index in range(config.layers) for head in range(len(_offsets(heads)), heads)]
+    for (index, head), side in zip(free, (-1, 1), strict=False):
         layer: Any = encoder.layers[index]
-        query, key, _ = layer.qkv.weight.view(3, -1, size, width)
+        query, key, _ = layer.qkv.weight.view(3, heads, size, config.hidden)
         query[head] *= RANDOM_REST
         key[head] *= RANDOM_REST
         query[head] += (
-            scale / _component(width, SHARED_LENGTH) * torch.outer(_nearest(_frequencies(encoder, index), side).to(device), shared)
+            scale / _component(config.hidden, SHARED_LENGTH) * torch.outer(_nearest(_frequencies(encoder, index), side).to(device), shared)
         )
-        key[head, :half] += scale / _component(width, MARKED) * marked
+        key[head, :half] += scale / _component(config.hidden, MARKED) * marked
 
 
 def _nearest(frequencies: Tensor, side: int) -> Tensor:
@@ -439,32 +415,20 @@ def _frequencies(encoder: ModernBertEncoder, index: int) -> Tensor:
     return frequencies
 
 
-def set_components(embeddings: Tensor, markers: Sequence[int] = (), rarity: Tensor | None = None) -> None:
+def share_direction(embeddings: Tensor, markers: Sequence[int] = ()) -> None:
     """Set the component of each token embedding (V, D) along the shared direction to `SHARED_LENGTH` of the length of the rest; with
-    markers, that along the markers' direction to `MARKED` for them, and to 0 for all others; with rarities, that along theirs to 2 * `RARE`
-    times a token's rarity less its mean of 0.5.
+    markers, that along the markers' direction to `MARKED` for them, and to 0 for all others.
 
-    rarity: (V,), from 0 for the commonest tokens to 1 for the rarest. The vocabulary head has the same weights; there the shared component
-    adds almost the same to the logits of all tokens.
+    The vocabulary head has the same weights; there the shared component adds almost the same to the logits of all tokens.
     """
-    width, device = embeddings.shape[1], embeddings.device
+    direction = _shared_direction(embeddings.shape[1], embeddings.device)
     with torch.no_grad():
-        lengths = _without(embeddings, _shared_direction(width, device))
-        embeddings += torch.outer(SHARED_LENGTH * lengths, _shared_direction(width, device))
-        if rarity is not None:
-            lengths = _without(embeddings, _pattern(width, 4, device))
-            embeddings += torch.outer(2 * RARE * (rarity.to(embeddings) - 0.5) * lengths, _pattern(width, 4, device))
+        embeddings -= torch.outer(embeddings @ direction, direction)
+        embeddings += SHARED_LENGTH * torch.outer(embeddings.norm(dim=1), direction)
         if markers:
-            ids = list(markers)
-            lengths = _without(embeddings, _pattern(width, 2, device))
-            embeddings[ids] += torch.outer(MARKED * lengths[ids], _pattern(width, 2, device))
-
-
-def _without(rows: Tensor, direction: Tensor) -> Tensor:
-    """Remove the component of rows (n, D) along a unit vector, in place; return the lengths of the rest."""
-    rows -= torch.outer(rows @ direction, direction)
-    lengths: Tensor = rows.norm(dim=1)
-    return lengths
+            direction, ids = _marker_direction(embeddings.shape[1], embeddings.device), list(markers)
+            embeddings -= torch.outer(embeddings @ direction, direction)
+            embeddings[ids] += MARKED * torch.outer(embeddings[ids].norm(dim=1), direction)
 
 
 def remove_shared_direction(weight: Tensor) -> None:
@@ -484,13 +448,10 @@ def _shared_direction(width: int, device: torch.device) -> Tensor:
     return unit
 
 
-def _pattern(width: int, run: int, device: torch.device) -> Tensor:
-    """A unit vector (D,) of `run` plus signs, `run` minus signs and so on, 0 at the end of a width that these do not divide.
-
-    Such vectors with runs of 2 (markers) and 4 (rarity) are orthogonal to (1, 1, ...), to the shared direction and to each other.
-    """
-    signs = torch.cat([torch.ones(run, device=device), -torch.ones(run, device=device)]).repeat(width // (2 * run))
-    unit: Tensor = F.pad(signs / signs.norm(), (0, width % (2 * run)))
+def _marker_direction(width: int, device: torch.device) -> Tensor:
+    """A unit vector (D,) that is orthogonal to (1, 1, ...) and to the shared direction: two plus signs, two minus signs and so on."""
+    signs = torch.tensor([1.0, 1, -1, -1], device=device).repeat(width // 4)
+    unit: Tensor = F.pad(signs / signs.norm(), (0, width % 4))
     return unit
 
 

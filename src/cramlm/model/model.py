@@ -29,7 +29,7 @@ from cramlm.model.encoder import (
     build_encoder,
     initialise,
     remove_shared_direction,
-    set_components,
+    share_direction,
     start_from_context,
     without_autocast,
 )
@@ -252,18 +252,15 @@ class Model(nn.Module):
             last.weight.mul_(scale.spread)
             last.bias.mul_(scale.spread).add_(scale.mean)
 
-    def set_word_embeddings(self, values: FloatArray, rarity: FloatArray | None = None) -> None:
-        """Set the word embeddings to `values`, (V, D); tokens whose row is not finite keep theirs.
-
-        rarity: (V,), of each token, from 0 to 1. Layers that start from context attend more to rarer tokens.
-        """
+    def set_word_embeddings(self, values: FloatArray) -> None:
+        """Set the word embeddings to `values`, (V, D); tokens whose row is not finite keep theirs."""
         embeddings = self.encoder.word_embeddings
         rows = torch.from_numpy(values).to(embeddings.device)
         finite = torch.isfinite(rows).all(dim=1)
         with torch.no_grad():
             embeddings[finite] = rows[finite]
         if self.encoder_config.starts_from_context:
-            set_components(embeddings, self.markers, None if rarity is None else torch.from_numpy(rarity))
+            share_direction(embeddings, self.markers)
 
     def add_to_logits(self, shift: FloatArray) -> None:
         """Add a constant (labels,) to the logits, in the classifier's bias or in the prompt."""

@@ -32,7 +32,7 @@ from cramlm.errors import CramError, Stopped
 from cramlm.io.machine import available_cores, describe_machine, trim_memory
 from cramlm.model.huggingface.pretrained import start_from
 from cramlm.pipeline import trackers
-from cramlm.pipeline.context import Clock, EncodedTexts, Process, RunContext, shared_stages
+from cramlm.pipeline.context import Clock, Process, RunContext, shared_stages
 from cramlm.pipeline.run_folder import EventLog, Recorder, folder_for, read_record, refuse_other_folder, refuse_other_task
 from cramlm.pipeline.stages import evaluate, linear, text
 from cramlm.records import Emit, Event, silent
@@ -182,12 +182,11 @@ def _run_encoder(run: RunContext, baseline: Artifact | None) -> tuple[RunConfig,
     selection = texts.selection  # the only one from here on: it holds the passages until `release_texts`
     texts = replace(texts, prompt=text.prompt(run, texts.tokenizer))
     scored, teaching = config.baseline.enabled, config.teaching
-    start = config.encoder.embedding_init
-    fits_static = scored or "static" in teaching or start == "static"
+    start, fits_static = config.encoder.embedding_init, scored or "static" in teaching
     words = linear.word_vectors(run, corpus) if corpus is not None and (fits_static or start == "words") else None
+    embedding = None if start == "random" else linear.embedding(run, texts, words if start == "words" else None)
     bayes = linear.fit_naive_bayes(run, selection) if selection is not None and (scored or "bayes" in teaching) else None
     static = linear.fit_static(run, words, baseline, bayes) if words is not None and fits_static else None
-    embedding = _embedding(run, texts, words, static)
     planned = schedule(run, plan, texts)
     linear_models = _present(tfidf=baseline, bayes=bayes, static=static)
     teachers: dict[str, Artifact] = {name: model for name, model in linear_models.items() if name in teaching}
@@ -200,19 +199,6 @@ def _run_encoder(run: RunContext, baseline: Artifact | None) -> tuple[RunConfig,
     evaluation = evaluate.evaluate_encoder(run, plan, trained, texts.tokenizer, scored_models)
     evaluate.export_encoder(run, plan, trained, texts, corpus, evaluation, scored_models)
     return config.model_copy(update={"phases": trained.phases}), evaluation
-
-
-def _embedding(run: RunContext, texts: EncodedTexts, words: Artifact | None, static: Artifact | None) -> Artifact | None:
-    """The stage of the initial token embeddings, with what `encoder.embedding_init` names."""
-    match run.config.encoder.embedding_init:
-        case "random":
-            return None
-        case "cooccurrence":
-            return linear.embedding(run, texts, None, None)
-        case "words":
-            return linear.embedding(run, texts, words, None)
-        case "static":
-            return linear.embedding(run, texts, words, None if text.are_pairs(run) else static)
 
 
 def _follow(config: RunConfig, ranks: Ranks, stop: Callable[[], int | None]) -> dict[str, Any]:

@@ -181,7 +181,6 @@ pet = EncoderRecipe(
     Bm25Config(),
     phases_on_checkpoint=(_LABELS, distil_phase(teacher="finetune", start="start")),
     head="prompt",
-    embedding_init="words",
 )
 soft_prompt = EncoderRecipe(
     "soft-prompt",
@@ -190,7 +189,6 @@ soft_prompt = EncoderRecipe(
     Bm25Config(),
     phases_on_checkpoint=(vectors_phase(),),
     head="soft-prompt",
-    embedding_init="words",
 )
 # Linear models.
 static = LinearRecipe(

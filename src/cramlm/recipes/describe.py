@@ -49,13 +49,13 @@ def stages_of(config: RunConfig) -> list[str]:
         return [*first, *text, *bayes, *static, "evaluation", "export", "report"]
     start = config.encoder.embedding_init
     embedding = [] if start == "random" else ["embedding"]
-    static = ["static"] if text and (scored or "static" in teaching or start == "static") else []
+    static = ["static"] if text and (scored or "static" in teaching) else []
     words = ["word-vectors"] if static or (text and start == "words") else []
     fitted = {"tfidf", *static, *bayes}  # static and bayes are left out without a corpus
     teacher = ["teacher"] if fitted & set(teaching) else []
     phases = [f"phase-{number}-{phase.name}" for number, phase in enumerate(config.phases, start=1)]
     adjusts = ["logit-adjustment"] if config.logit_adjustment == "dev" and KINDS[config.task.kind].has_prior else []
-    trained = ["tokenizer", "tokens", *words, *bayes, *static, *embedding, "schedule", *teacher, *phases, *adjusts]
+    trained = ["tokenizer", "tokens", *words, *embedding, *bayes, *static, "schedule", *teacher, *phases, *adjusts]
     return [*first, "plan", *text, *trained, "evaluation", "export", "report"]
 
 
@@ -107,8 +107,6 @@ def _start_of(config: RunConfig) -> str:
             start = "random"
         case "words" if config.retriever is not None:  # a search server has raw text, too
             start = "from word vectors of the corpus and co-occurrence counts"
-        case "static" if config.retriever is not None:
-            start = "from word vectors of the corpus, the weights of the linear model static, and co-occurrence counts"
         case _:
             start = "from co-occurrence counts"
     copied = "neighbouring tokens and the nearest markers or text boundaries" if encoder.layer_init == "markers" else "neighbouring tokens"

@@ -41,10 +41,10 @@ DEFAULT_BUDGET = "20m"
 
 # Sizes by wall-clock time on two CPU cores: at a small, fixed amount of compute the loss depends little on the shape (Geiping and
 # Goldstein 2022), so a size is chosen that still sees each retrieved passage several times.
-TINY = EncoderConfig(layers=2, hidden=192, heads=3, intermediate=384, embedding_init="static", layer_init="context")
-MINI = EncoderConfig(layers=4, hidden=256, heads=4, intermediate=512, embedding_init="static", layer_init="context")
-SMALL = EncoderConfig(layers=6, hidden=384, heads=6, intermediate=768, embedding_init="static", layer_init="context")
-BASE = EncoderConfig(layers=12, hidden=768, heads=12, intermediate=1536, embedding_init="static", layer_init="context")
+TINY = EncoderConfig(layers=2, hidden=192, heads=3, intermediate=384, embedding_init="words", layer_init="context")
+MINI = EncoderConfig(layers=4, hidden=256, heads=4, intermediate=512, embedding_init="words", layer_init="context")
+SMALL = EncoderConfig(layers=6, hidden=384, heads=6, intermediate=768, embedding_init="words", layer_init="context")
+BASE = EncoderConfig(layers=12, hidden=768, heads=12, intermediate=1536, embedding_init="words", layer_init="context")
 # The paper's: BERT-base at its small and medium scale, BERT-large at its large one.
 BERT_BASE = EncoderConfig(shape="bert", layers=12, hidden=768, heads=12, intermediate=3072, norm_eps=1e-12)
 BERT_LARGE = EncoderConfig(shape="bert", layers=24, hidden=1024, heads=16, intermediate=4096, norm_eps=1e-12)
@@ -339,7 +339,7 @@ class EncoderRecipe(Recipe):
     retriever: RetrieverConfig | None = None
     phases_on_checkpoint: tuple[PhaseConfig, ...] | None = None
     head: Literal["classifier", "prompt", "soft-prompt"] = "classifier"
-    embedding_init: Literal["random", "cooccurrence", "words", "static"] = "static"
+    embedding_init: Literal["random", "cooccurrence", "words"] = "words"
     layer_init: Literal["random", "context"] = "context"
     logit_adjustment: Literal["dev", "none"] = "dev"
     default_budget: str | None = field(default=DEFAULT_BUDGET, kw_only=True)

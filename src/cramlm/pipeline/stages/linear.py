@@ -22,7 +22,7 @@ from cramlm.linear.cooccurrence import build_word_vectors, count_tokens, token_e
 from cramlm.linear.fit import FEW_TEXTS, LinearFit, SearchSpace, fit_linear, fit_reads_seed
 from cramlm.linear.model import FORMAT, LinearModel
 from cramlm.linear.self_training import reads_unlabelled, self_trained, self_training_reads_seed
-from cramlm.linear.token_vectors import WORDS_SHARE, fit_token_vectors, join_token_vectors, label_weights, token_rarity
+from cramlm.linear.token_vectors import WORDS_SHARE, fit_token_vectors, join_token_vectors
 from cramlm.linear.word_vectors import WordVectors
 from cramlm.model.tokenizer import UNCUT
 from cramlm.pipeline.context import EncodedTexts, RunContext, RunPlan, SelectedPassages, Stage, fingerprint, write_json
@@ -49,20 +49,16 @@ FIT_FACTS: Final = (
     "seconds",
 )
 """Fields of fit.json that scores.json repeats, if the model has them."""
-EMBEDDING_FILE: Final = "embedding.npy"
-RARITY_FILE: Final = "rarity.npy"
 MANY_WITH_OTHER_DIACRITICS: Final = 0.05
 """A larger share of the words of the training texts that the raw text has with other diacritics only gives a warning."""
 _VERSION: Final = 12  # of all linear models; their format is in the key as well
 
 
-def embedding(run: RunContext, text: EncodedTexts, words: Artifact | None, static: Artifact | None) -> Artifact:
-    """Initial token embeddings: a part fitted to the word vectors `words` of the corpus, and to the weights of the linear model `static`,
-    and a part from co-occurrence in the selection and the training texts (PPMI + truncated SVD); co-occurrence alone without word vectors,
-    or where these cover too little of the text.
+def embedding(run: RunContext, text: EncodedTexts, words: Artifact | None) -> Artifact:
+    """Initial token embeddings: a part fitted to the word vectors `words` of the corpus and a part from co-occurrence in the selection and
+    the training texts (PPMI + truncated SVD); co-occurrence alone without word vectors, or where these cover too little of the text.
 
-    embedding.npy: float32 (vocabulary, width); NaN in the rows of tokens without either. rarity.npy: float32 (vocabulary,), of
-    `token_rarity`; special tokens have 0."""
+    embedding.npy: float32 (vocabulary, width); NaN in the rows of tokens without either."""
     encoder, vocab_size = run.config.encoder, text.tokenizer.vocab_size
     sizes: dict[str, Any] = {"width": encoder.embedding_width, "std": encoder.embedding_std, "seed": run.config.seed}
 
@@ -70,26 +66,17 @@ def embedding(run: RunContext, text: EncodedTexts, words: Artifact | None, stati
         run.emit(Event("start", "embedding"))
         texts = [sequences_of(text.tokenizer, run.task.train, max_length=UNCUT)]
         texts += [text.tokenizer.cut(text.selection.ids, max_length=UNCUT, cut="split")] if text.selection else []
-        occurrences = count_tokens(texts, vocab_size)
-        special = [text.tokenizer.pad_id, text.tokenizer.cls_id, text.tokenizer.sep_id, text.tokenizer.mask_id]
-        occurrences[special] = 0
-        rarity = token_rarity(occurrences)
-        rarity[special] = 0
         fitted, width = None, round(WORDS_SHARE * encoder.embedding_width)
         if words is not None:
-            vectors = WordVectors.load(words.path)
-            weights = None if static is None else label_weights(LinearModel.load(static.path), vectors)
-            fitted = fit_token_vectors(vectors, text.tokenizer, occurrences, width=width, weights=weights)
+            fitted = fit_token_vectors(WordVectors.load(words.path), text.tokenizer, count_tokens(texts, vocab_size), width=width)
         missing = encoder.embedding_width - (0 if fitted is None else width)
         values = token_embeddings(texts, vocab_size=vocab_size, **(sizes | {"width": missing}))
         counted = f"{int(np.isfinite(values[:, 0]).sum()):,} of {vocab_size:,} tokens"
         message = f"{counted} have a co-occurrence embedding, from {sum(len(each.ids) for each in texts):,} tokens of text"
         if fitted is not None:
-            sources = "the word vectors of the corpus" + ("" if static is None else " and the weights of static")
-            message += f"; {int(fitted.any(axis=1).sum()):,} have one from {sources}"
+            message += f"; {int(fitted.any(axis=1).sum()):,} have one from the word vectors of the corpus"
             values = join_token_vectors(fitted, values, std=encoder.embedding_std, seed=run.config.seed)
-        save_array(target / EMBEDDING_FILE, values)
-        save_array(target / RARITY_FILE, rarity)
+        save_array(target / "embedding.npy", values)
         run.emit(Event("done", "embedding", message))
 
     inputs = {
@@ -98,9 +85,7 @@ def embedding(run: RunContext, text: EncodedTexts, words: Artifact | None, stati
         "task": task_fingerprint(run.task)["train"],
         "words": None if words is None else words.fingerprint,
     }
-    if static is not None:
-        inputs["static"] = model_fingerprint(static)
-    return run.build(Stage("embedding", 3, sizes, inputs, write))
+    return run.build(Stage("embedding", 2, sizes, inputs, write))
 
 
 def fit_baseline(run: RunContext) -> Artifact:

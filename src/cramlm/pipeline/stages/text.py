@@ -182,11 +182,11 @@ def check_markers(run: RunContext) -> None:
         UsageError: naming the setting.
     """
     teacher = run.config.teacher
-    if teacher.pair_passages and not are_pairs(run):
+    if teacher.pair_passages and not _are_pairs(run):
         raise UsageError(
             "teacher.pair_passages = true needs training texts that are pairs (--text-pair-column), and no prompt; set it to false"
         )
-    if teacher.mark_passages or (run.config.encoder.layer_init == "markers" and not are_pairs(run)):
+    if teacher.mark_passages or (run.config.encoder.layer_init == "markers" and not _are_pairs(run)):
         _markers_of(run)
 
 
@@ -205,7 +205,7 @@ def marker_tokens(run: RunContext, tokenizer: Tokenizer) -> tuple[int, ...]:
     Raises:
         UsageError: if the texts have no markers and are no pairs.
     """
-    if are_pairs(run):
+    if _are_pairs(run):
         return tuple(sorted({tokenizer.cls_id, tokenizer.sep_id}))
     return tokens_of_markers(_markers_of(run), [each.text for each in run.task.train], tokenizer)
 
@@ -221,8 +221,7 @@ def tokens_of_markers(markers: Markers, texts: Sequence[str], tokenizer: Tokeniz
     return tuple(sorted({tokenizer.cls_id, tokenizer.sep_id, *(token for token, number in inside.items() if 2 * number > counts[token])}))
 
 
-def are_pairs(run: RunContext) -> bool:
-    """True if each training text has a second one and the encoder reads both."""
+def _are_pairs(run: RunContext) -> bool:
     return not run.config.head.uses_prompt and all(each.text_pair is not None for each in run.task.train)
 
 

@@ -33,7 +33,7 @@ from cramlm.model.model import Model, ModelSpec, Precision, build_model, initial
 from cramlm.model.prompts import Prompt, read_passages
 from cramlm.model.tokenizer import Tokenizer, Tokens
 from cramlm.pipeline.context import EncodedTexts, FinishedPhase, RunContext, RunPlan, SelectedPassages, Stage, fingerprint, write_json
-from cramlm.pipeline.stages.linear import DEV_PREDICTIONS, EMBEDDING_FILE, RARITY_FILE
+from cramlm.pipeline.stages.linear import DEV_PREDICTIONS
 from cramlm.pipeline.stages.teacher import PASSAGES_FILE, external_length, piece_length, pieces_file, read_pieces, teach_by_encoder
 from cramlm.pipeline.stages.text import marker_tokens
 from cramlm.planning.plan import Schedule, replan
@@ -133,8 +133,7 @@ class _Training:
     def set_embeddings(self) -> None:
         """Set the token embeddings, unless they start at random."""
         if self.embedding is not None:
-            values, rarity = (read_array(self.embedding.path / name) for name in (EMBEDDING_FILE, RARITY_FILE))
-            self.model.set_word_embeddings(values, rarity)
+            self.model.set_word_embeddings(read_array(self.embedding.path / "embedding.npy"))
 
     def load(self, finished: FinishedPhase) -> Model:
         """Return the model with the weights of a finished phase."""
