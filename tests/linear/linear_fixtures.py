@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from cramlm.data.labels import format_labels
-from cramlm.linear.word_vectors import WordVectors
+from cramlm.linear.word_vectors import CorpusVectors, WordVectors
 from cramlm.records import Example, Scale, Task
 
 TOPICS = {
@@ -88,11 +88,16 @@ def opposed_vectors() -> WordVectors:
     """Vectors of the words of `TOPICS` in two dimensions; two topics are opposed to the others, so that no direction tells equal ones."""
     vectors = word_vectors({word: axis // 2 for axis, words in enumerate(TOPICS.values()) for word in words})
     signs = np.array([(-1) ** axis for axis, words in enumerate(TOPICS.values()) for _ in words], dtype=np.float16)
-    return replace(vectors, directions=vectors.directions * signs[:, None])
+    return replace(vectors, vectors=vectors.vectors * signs[:, None])
 
 
 def word_vectors(axes: Mapping[str, int]) -> WordVectors:
     """Vectors of words along an axis each, of equal weights."""
     directions = np.zeros((len(axes), max(axes.values()) + 1), dtype=np.float16)
     directions[np.arange(len(axes)), list(axes.values())] = 1
-    return WordVectors(tuple(axes), directions, np.ones(len(axes), dtype=np.float32), np.zeros(directions.shape[1], dtype=np.float32))
+    return WordVectors(tuple(axes), directions, np.ones(len(axes), dtype=np.float32))
+
+
+def corpus_vectors(vectors: WordVectors | None) -> CorpusVectors | None:
+    """A corpus whose counted and trained vectors are the same."""
+    return None if vectors is None else CorpusVectors(vectors, vectors)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from linear_fixtures import (
     TOPICS,
+    corpus_vectors,
     example,
     number_task,
     opposed_vectors,
@@ -34,7 +35,7 @@ from cramlm.linear import fit as fit_module
 from cramlm.linear.features import VARIANTS
 from cramlm.linear.fit import VECTOR_WEIGHTS, LinearFit, SearchSpace, Spans, TaskFeatures, fit_linear, markers_of
 from cramlm.linear.solvers import inner_products
-from cramlm.records import PAIR_BOUNDARY, Event, Example, Task, TaskKind
+from cramlm.records import PAIR_BOUNDARY, Event, Example, Task, TaskKind, silent
 from cramlm.text.markers import MIN_TEXTS
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "tasks"
@@ -43,8 +44,8 @@ METRICS: dict[TaskKind, str] = {"classification": "macro_f1", "multi-label": "ma
 
 def fit(task: Task, **more: Any) -> LinearFit:
     space = {"c": (1.0, 10.0), "metric": METRICS[task.kind], "seed": 0, **more}
-    rest = {name: space.pop(name) for name in ("vectors", "emit") if name in space}
-    return fit_linear(task, SearchSpace(**space), stage="baseline", **rest)
+    vectors, emit = corpus_vectors(space.pop("vectors", None)), space.pop("emit", silent)
+    return fit_linear(task, SearchSpace(**space), stage="baseline", vectors=vectors, emit=emit)
 
 
 def score(fitted: LinearFit, task: Task, rows: tuple[Example, ...]) -> Any:
@@ -216,10 +217,10 @@ def test_every_weight_of_text_vectors_is_tried_and_the_model_has_the_score_of_th
 
 @pytest.mark.parametrize("weight", VECTOR_WEIGHTS)
 def test_rows_with_text_vectors_have_the_coordinates_of_the_joined_matrix(weight: float) -> None:
-    rows = TaskFeatures(topic_task(), VECTORS, seed=0).rows("words")
+    rows = TaskFeatures(topic_task(), corpus_vectors(VECTORS), seed=0).rows("words")
     span = Spans(rows).of(weight)
     train, dev = rows.matrices(weight)
-    assert train.shape[1] == rows.tfidf.width + VECTORS.directions.shape[1]
+    assert train.shape[1] == rows.tfidf.width + VECTORS.vectors.shape[1]
     np.testing.assert_allclose(span.coordinates.rows @ span.coordinates.rows.T, (train @ train.T).toarray(), atol=1e-4)
     np.testing.assert_allclose(span.dev @ span.coordinates.rows.T, (dev @ train.T).toarray(), atol=1e-4)
     part, other = rows.train_parts(weight)

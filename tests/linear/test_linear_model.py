@@ -13,7 +13,17 @@ from typing import Any
 import numpy as np
 import pytest
 import safetensors.numpy
-from linear_fixtures import TOPICS, number_task, opposed_vectors, pair_task, relation_task, several_labels_task, topic_task, word_vectors
+from linear_fixtures import (
+    TOPICS,
+    corpus_vectors,
+    number_task,
+    opposed_vectors,
+    pair_task,
+    relation_task,
+    several_labels_task,
+    topic_task,
+    word_vectors,
+)
 
 from cramlm.errors import ArtifactError, EnvironmentFault
 from cramlm.inference.linear import LinearPredictor
@@ -30,7 +40,7 @@ TEXTS = ["", "wave ship", "the summit of a ridge", "漢字 ọ̀rọ̀", "w0 w2 
 
 def fit(task: Task, *, vectors: WordVectors | None = None, **options: Any) -> LinearModel:
     metric = "pearson" if task.kind == "regression" else "macro_f1"
-    return fit_linear(task, SearchSpace((3.0,), metric, 0, **options), stage="baseline", vectors=vectors).model
+    return fit_linear(task, SearchSpace((3.0,), metric, 0, **options), stage="baseline", vectors=corpus_vectors(vectors)).model
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +96,7 @@ def test_a_model_of_marked_texts_is_saved_and_loaded_with_the_vectors_of_their_s
     model = fit(task, vectors=vectors, variants=("marked",))
     texts = [*TEXTS, *(row.text for row in task.test)]
     assert model.tfidf.markers is not None
-    assert model.features(texts).shape[1] == model.tfidf.width + len(vectors.shared) * (1 + len(model.tfidf.markers.kinds))
+    assert model.features(texts).shape[1] == model.tfidf.width + vectors.vectors.shape[1] * (1 + len(model.tfidf.markers.kinds))
     model.save(tmp_path)
     loaded = LinearModel.load(tmp_path)
     assert np.array_equal(loaded.logits(texts), model.logits(texts))
@@ -174,8 +184,8 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "infinity": (tensors(lambda values: values["adjustment"].__setitem__(0, np.inf)), WEIGHTS_FILE),
     "double precision": (tensors(lambda values: values.update(bias=values["bias"].astype(np.float64))), WEIGHTS_FILE),
     "whole numbers": (tensors(lambda values: values.update(bias=values["bias"].astype(np.int64))), WEIGHTS_FILE),
-    "vectors in one row": (tensors(lambda values: values.update(directions=values["directions"].ravel()), TENSORS_FILE), TENSORS_FILE),
-    "vectors with NaN": (tensors(lambda values: values["directions"].__setitem__((0, 0), np.nan), TENSORS_FILE), TENSORS_FILE),
+    "vectors in one row": (tensors(lambda values: values.update(vectors=values["vectors"].ravel()), TENSORS_FILE), TENSORS_FILE),
+    "vectors with NaN": (tensors(lambda values: values["vectors"].__setitem__((0, 0), np.nan), TENSORS_FILE), TENSORS_FILE),
 }
 
 

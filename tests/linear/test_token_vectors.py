@@ -43,7 +43,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 def words_with(directions: FloatArray, words: list[str] = WORDS) -> WordVectors:
     """Equally frequent words."""
     weights = np.full(len(words), 0.5, np.float32)
-    return WordVectors(tuple(words), directions.astype(np.float16), weights, np.zeros(directions.shape[1], np.float32))
+    return WordVectors(tuple(words), directions.astype(np.float16), weights)
 
 
 def token_means(values: FloatArray, tokenizer: Tokenizer, words: list[str] = WORDS) -> FloatArray:
@@ -115,7 +115,7 @@ def test_the_regression_equals_the_solution_of_the_normal_equations(tokenizer: T
     monkeypatch.setattr(token_vectors, "TOLERANCE", 1e-6)
     words = words_with(unit_vectors(np.random.default_rng(0).standard_normal((16, 12)).astype(np.float32)))
     shares, weights = token_vectors._token_shares(words, tokenizer)
-    gram, target = (shares.T @ shares), shares.T @ words.directions.astype(np.float32)
+    gram, target = (shares.T @ shares), shares.T @ words.vectors.astype(np.float32)
     expected = np.linalg.solve(gram.toarray().astype(np.float64) + np.eye(tokenizer.vocab_size), target)
     np.testing.assert_allclose(token_vectors._ridge(gram.tocsr(), target), expected, atol=1e-5)
     np.testing.assert_allclose(weights, 1)

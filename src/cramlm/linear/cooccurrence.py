@@ -1,38 +1,25 @@
-"""Vectors from co-occurrence counts: of tokens, for an encoder, and of the words of a whole corpus, for all tasks.
+"""Vectors of tokens and words from co-occurrence counts.
 
 Positive pointwise mutual information (PPMI) of what stands at most some positions apart, and its truncated SVD. Skip-grams with negative
 sampling factorize nearly the same matrix (Levy and Goldberg 2014). Settings are those of Levy, Goldberg and Dagan 2015: counts weighted by
 1 / distance, context probabilities raised to 0.75, singular vectors times the square root of the singular values.
 
-Tokens: a small encoder that trains on a few million tokens spends most of them on learning which words are similar; counts give that in
-seconds. The vocabulary head is tied to the embedding, so it starts from the same values.
-
-Words: the vector of a word that no labelled text has is close to those of similar words that labelled texts have; the passages retrieved
-for one task are too few to learn such vectors. The most frequent words are factorized; the row of a rarer one is multiplied by the
-projection that takes a row to its vector (folding-in; Berry, Dumais and O'Brien 1995), for a fraction of the time and memory. No label and
-no task decides anything here: passages that equal a dev or test text are counted like all others. `<store>/word-vectors/<key>/` holds the
-files of `WordVectors`. Settings of both, and what they are worth: docs/log.md.
+A small encoder that trains on a few million tokens spends most of them on learning which words are similar; counts of the tokens give that
+in seconds. The vocabulary head is tied to the embedding, so it starts from the same values. What it is worth: docs/log.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import scipy.sparse
 
-from cramlm.data.corpus import MAX_RESIDENT_BYTES, Corpus
-from cramlm.linear.features import count_columns
-from cramlm.linear.word_vectors import FREQUENT, WordVectors
 from cramlm.model.tokenizer import Tokens
-from cramlm.records import Diacritics, Emit, Event, FloatArray, Int32Array, IntArray, silent
-from cramlm.retrieval.bm25.analysis import PLAIN, Analyzer, Vocabulary
-from cramlm.storage.arrays import unit_vectors
-from cramlm.storage.artifacts import Artifact, hash_json, shared_stage
+from cramlm.records import FloatArray, Int32Array, IntArray
 from cramlm.storage.compiled import jit
 
 LARGEST: Final = 2**31 - 1  # of int32; sums are taken in 64 bits
@@ -43,27 +30,6 @@ _SMALLEST_SIZE: Final = 1e-5  # of a singular value, as a share of the largest: 
 _ROWS: Final = 256  # rows of the PPMI matrix that are computed at a time
 TOKEN_WINDOW: Final = 4
 TOKEN_CONTEXTS: Final = 4096  # tokens that are counted as contexts, the most frequent; columns of the others are nearly empty
-
-KIND: Final = "word-vectors"
-CODE_FORMAT: Final = 1  # increase when the same corpus gives other files
-WIDTH: Final = 256
-WORD_WINDOW: Final = 8
-FACTORIZED_WORDS: Final = 32_768  # the most frequent
-MAX_WORDS: Final = 131_072
-WORD_CONTEXTS: Final = 8192  # words that are counted as contexts, the most frequent
-MIN_COUNT: Final = 3
-"""A rarer word has no vector."""
-MIN_FOLDED_COUNT: Final = 10
-"""A word that is neither factorized nor this frequent has no vector."""
-MAX_BYTES: Final = 600_000_000
-"""Of a larger corpus, passages at equal distances are counted."""
-_SHARED_PASSAGES: Final = 20_000  # that the shared direction is taken from
-_BLOCK: Final = 20_000  # passages that are read at a time
-_FACTORIZING: Final = 1.1e-7  # seconds per element of the matrix, on one core: 30 s for all words and contexts
-_COUNTING: Final = 1e-7  # seconds per byte: words, their contexts, those of rarer words, the shared direction
-_BYTES_PER_WORD: Final = 5.5  # of text, with what separates words
-_FACTORS: Final = 4 * 4 * WIDTH  # bytes per word while the matrix is factorized: about four matrices of float32 (words, WIDTH)
-_OVERHEAD: Final = 60e6  # kernels, and the vocabulary of all words
 
 
 @jit
@@ -192,98 +158,6 @@ def count_tokens(texts: Sequence[Tokens], vocab_size: int) -> IntArray:
     return sum((np.bincount(each.ids, minlength=vocab_size) for each in texts), np.zeros(vocab_size, dtype=np.int64))
 
 
-def forecast_word_vectors(corpus_bytes: int) -> tuple[float, int]:
-    """The seconds of one core and the resident bytes that `count_word_vectors` takes for this much text, roughly.
-
-    A text of n bytes has about 5.6 sqrt(n) words that are factorized, up to `FACTORIZED_WORDS`. The mapped text is resident, too, unless
-    the corpus is so large that it releases it.
-    """
-    counted, words = min(corpus_bytes, MAX_BYTES), min(FACTORIZED_WORDS, int(5.6 * corpus_bytes**0.5))
-    elements = words * min(words, WORD_CONTEXTS)
-    mapped = corpus_bytes if corpus_bytes <= MAX_RESIDENT_BYTES else 0
-    memory = 4 * elements + 4 * counted / _BYTES_PER_WORD + _FACTORS * words + mapped + (_OVERHEAD if corpus_bytes else 0)
-    return _FACTORIZING * elements + _COUNTING * counted, round(memory)
-
-
-def build_word_vectors(corpus: Corpus, store: Path, *, diacritics: Diacritics = "keep", emit: Emit = silent) -> Artifact:
-    """Return the word vectors of a corpus from the store; count the corpus if they are missing there.
-
-    diacritics: "remove" = of words without them; the vectors are for texts without them.
-
-    Raises:
-        ArtifactError: if those in the store are damaged. EnvironmentFault: if the disk cannot be written.
-    """
-    settings = {
-        "width": WIDTH,
-        "window": WORD_WINDOW,
-        "factorized": FACTORIZED_WORDS,
-        "words": MAX_WORDS,
-        "contexts": WORD_CONTEXTS,
-        "min_count": MIN_COUNT,
-        "min_folded_count": MIN_FOLDED_COUNT,
-        "frequent": FREQUENT,
-    }
-    analyzer = Analyzer(diacritics=diacritics)
-    key = {"code": CODE_FORMAT, "terms": analyzer.name, "corpus": corpus.fingerprint, "bytes": MAX_BYTES, **settings}
-
-    def write(folder: Path) -> None:
-        count_word_vectors(corpus, analyzer, emit=emit).save(folder)
-
-    return shared_stage(store / KIND / hash_json(key)[:16], kind=KIND, key=key, write=write, emit=emit)
-
-
-def count_word_vectors(corpus: Corpus, analyzer: Analyzer = PLAIN, *, emit: Emit = silent) -> WordVectors:
-    """Count the words of a corpus and factorize the counts; the same corpus gives the same vectors up to rounding."""
-    vocabulary, texts = _read_words(corpus, analyzer, emit)
-    counts = sum((np.bincount(ids, minlength=len(vocabulary)) for ids, _ in texts), np.zeros(len(vocabulary), np.int64))
-    chosen = np.argsort(-counts, kind="stable")[:MAX_WORDS]
-    chosen = chosen[counts[chosen] >= np.where(np.arange(len(chosen)) < FACTORIZED_WORDS, MIN_COUNT, MIN_FOLDED_COUNT)]
-    words, total = tuple(vocabulary.term(number) for number in chosen.tolist()), int(counts.sum())
-    if not words:
-        return WordVectors((), np.zeros((0, WIDTH), np.float16), np.zeros(0, np.float32), np.zeros(WIDTH, np.float32))
-    emit(Event("note", KIND, f"factorizing the co-occurrences of {len(words):,} words"))
-    number = np.full(len(vocabulary), len(words), np.int32)  # one number for all words without a vector
-    number[chosen] = np.arange(len(words), dtype=np.int32)
-    for ids, _ in texts:
-        np.take(number, ids, out=ids)
-    directions = _directions(texts, counts[chosen], total)
-    weights = (FREQUENT / (FREQUENT + counts[chosen] / total)).astype(np.float32)
-    vectors = WordVectors(words, directions, weights, np.zeros(WIDTH, np.float32))
-    passages = sum(len(offsets) - 1 for _, offsets in texts)
-    emit(Event("done", KIND, f"vectors of {len(words):,} words, from {total:,} words of {passages:,} passages"))
-    return WordVectors(words, directions, weights, _shared_direction(vectors, texts))
-
-
-def _read_words(corpus: Corpus, analyzer: Analyzer, emit: Emit) -> tuple[Vocabulary, list[tuple[Int32Array, IntArray]]]:
-    """The vocabulary, and for each block of passages the numbers of its words and their offsets."""
-    size = sum(int(part.offsets[-1]) for part in corpus.parts)
-    positions = np.arange(0, len(corpus), max(1, -(-size // MAX_BYTES)))
-    progress: dict[str, Any] = {"total": len(positions), "unit": "passages"}
-    emit(Event("start", KIND, "counting the words of the corpus", **progress))
-    vocabulary, texts = Vocabulary(analyzer), []
-    for first in range(0, len(positions), _BLOCK):
-        texts.append(vocabulary.tokenize(*corpus.gather(positions[first : first + _BLOCK])))
-        corpus.release()
-        emit(Event("progress", KIND, done=min(first + _BLOCK, len(positions)), **progress))
-    return vocabulary, texts
-
-
-def _directions(texts: Sequence[tuple[Int32Array, IntArray]], counts: IntArray, total: int) -> npt.NDArray[np.float16]:
-    """Rows of length 1, (words, WIDTH) float16. texts: numbers of words; `len(counts)` stands for every other word."""
-    frequent = counts[:FACTORIZED_WORDS]
-    others = len(frequent)  # the id of every word that is not factorized
-    tokens = (Tokens(np.minimum(ids, others).view(np.uint32), offsets, np.arange(len(offsets) - 1)) for ids, offsets in texts)
-    matrix, contexts = ppmi(tokens, np.append(frequent, total - frequent.sum()), contexts=WORD_CONTEXTS, window=WORD_WINDOW)
-    rank = min(WIDTH, *matrix.shape)
-    vectors, projection = singular_vectors(matrix, rank, seed=0)
-    del matrix  # up to a gigabyte
-    values = np.zeros((len(counts), WIDTH), dtype=np.float32)
-    values[:others, :rank] = vectors[:others]
-    if len(counts) > others:
-        values[others:, :rank] = rare_rows(texts, others, len(counts), contexts) @ projection
-    return unit_vectors(values).astype(np.float16)
-
-
 def rare_rows(texts: Sequence[tuple[Int32Array, IntArray]], first: int, end: int, contexts: Contexts) -> Any:
     """Rows of `ppmi` of the words from `first` to `end` - 1, CSR (end - first, contexts) float32. As a context they are one with `end`."""
     column = np.append(contexts.column, np.full(end - first, contexts.column[first]))
@@ -298,14 +172,3 @@ def rare_rows(texts: Sequence[tuple[Int32Array, IntArray]], first: int, end: int
     expected = np.repeat(sums, np.diff(counts.indptr)) * contexts.shares[counts.indices]
     information = _information(counts.data, expected)
     return scipy.sparse.csr_matrix((information.astype(np.float32), counts.indices, counts.indptr), shape=shape)
-
-
-def _shared_direction(vectors: WordVectors, texts: Sequence[tuple[Int32Array, IntArray]]) -> FloatArray:
-    """The direction with the largest sum of squares over some passages, float32 (WIDTH,)."""
-    step = max(1, sum(len(offsets) - 1 for _, offsets in texts) // _SHARED_PASSAGES)
-    scatter = np.zeros((WIDTH, WIDTH), dtype=np.float32)
-    for ids, offsets in texts:
-        columns = np.where(ids < len(vectors.words), ids, np.int32(-1))
-        rows = vectors.of_counts(count_columns(columns, offsets, len(vectors.words))[::step])
-        scatter += rows.T @ rows
-    return np.linalg.eigh(scatter)[1][:, -1].astype(np.float32)

@@ -25,7 +25,7 @@ from cramlm.linear.features import PARTS, VARIANTS, Terms, Tfidf, Variant, Vocab
 from cramlm.linear.files import BayesSetting, Setting
 from cramlm.linear.model import LinearModel, beside
 from cramlm.linear.solvers import SOLVERS, Coefficients, Coordinates, Fitter, inner_products, on_one_blas_thread
-from cramlm.linear.word_vectors import WordVectors
+from cramlm.linear.word_vectors import CorpusVectors
 from cramlm.records import PAIR_BOUNDARY, Emit, Event, FloatArray, IntArray, Task, silent
 from cramlm.text.markers import Markers
 
@@ -123,7 +123,7 @@ class VariantRows:
 class TaskFeatures:
     """Matrices of a task's training and dev texts by variant; vocabularies are fitted once and shared by the variants."""
 
-    def __init__(self, task: Task, vectors: WordVectors | None, *, seed: int, markers: Markers | None = None) -> None:
+    def __init__(self, task: Task, vectors: CorpusVectors | None, *, seed: int, markers: Markers | None = None) -> None:
         whole = [[example.divided_text for example in split] for split in (task.train, task.dev)]
         self._train, self._dev = ([normalize(text) for text in texts] for texts in whole)
         self._strata = SOLVERS[task.kind].strata(SOLVERS[task.kind].targets(task))
@@ -141,7 +141,7 @@ class TaskFeatures:
         """Of whole texts."""
         if self._word_vectors is None:
             return None
-        train, dev = map(self._word_vectors.of, self._whole)
+        train, dev = map(self._word_vectors.trained.of, self._whole)
         return train, dev
 
     def _vectors_under(self, variant: Variant, kept: IntArray) -> tuple[FloatArray, FloatArray] | None:
@@ -149,14 +149,15 @@ class TaskFeatures:
             return None if self._vectors is None else (self._vectors[0][kept], self._vectors[1])
         train, dev = self._whole
         texts = [train[index] for index in kept.tolist()]
-        return self._word_vectors.of_segments(texts, self._markers), self._word_vectors.of_segments(dev, self._markers)
+        vectors = self._word_vectors.between(self._markers)
+        return vectors.of_segments(texts, self._markers), vectors.of_segments(dev, self._markers)
 
     def _kept(self, variant: Variant) -> IntArray:
         """Indices of the training texts that are fitted, ascending."""
         kept = _share_of(self._strata, MAX_CHARACTERS[variant] / max(1, sum(map(len, self._train))), self._seed)
         if variant != "marked" or self._word_vectors is None:
             return kept
-        most = MAX_VECTOR_VALUES // self._word_vectors.width(self._markers)
+        most = MAX_VECTOR_VALUES // self._word_vectors.trained.width(self._markers)
         return kept[_share_of(self._strata[kept], most / len(kept), self._seed)]
 
     def rows(self, variant: Variant) -> VariantRows:
@@ -204,7 +205,7 @@ def markers_of(task: Task) -> Markers | None:
 
 
 @on_one_blas_thread
-def fit_linear(task: Task, space: SearchSpace, *, stage: str, vectors: WordVectors | None = None, emit: Emit = silent) -> LinearFit:
+def fit_linear(task: Task, space: SearchSpace, *, stage: str, vectors: CorpusVectors | None = None, emit: Emit = silent) -> LinearFit:
     """Fit every candidate and keep the best on dev; the same arguments give the same result.
 
     vectors: text vectors beside TF-IDF. stage: the name under which events are emitted.
@@ -249,7 +250,9 @@ def fit_linear(task: Task, space: SearchSpace, *, stage: str, vectors: WordVecto
     rows_of_best, coefficients = search.best
     dev = search.dev
     best = dev.best
-    model = LinearModel(task.kind, task.labels, rows_of_best.tfidf, vectors, coefficients, best.setting, dev.adjustment(best), best.tau)
+    tfidf = rows_of_best.tfidf
+    used = None if vectors is None else vectors.between(tfidf.markers)
+    model = LinearModel(task.kind, task.labels, tfidf, used, coefficients, best.setting, dev.adjustment(best), best.tau)
     emit(Event("done", stage, dev.message(best), done=total, data={"score": best.score}, **progress))
     texts, seconds = int((rows_of_best.kept < len(task.train)).sum()), time.perf_counter() - began  # without those of label names
     return LinearFit(model, space.metric, best.score, tuple(dev.tried), dev.distinct_predictions(), texts, seconds)

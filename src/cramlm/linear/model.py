@@ -28,7 +28,7 @@ from cramlm.records import Diacritics, FloatArray, LinearName, TaskKind
 from cramlm.text.characters import remove_diacritics
 from cramlm.text.markers import Markers
 
-FORMAT: Final = 3
+FORMAT: Final = 4
 _BATCH: Final = 4096
 _SCHEMES: Final[Mapping[TaskKind, tuple[str, ...]]] = {
     "classification": ("multinomial", "one-vs-rest", NAIVE_BAYES),

@@ -23,6 +23,7 @@ from cramlm.linear.fit import FEW_TEXTS, Candidate, DevCandidates, LinearFit, Se
 from cramlm.linear.model import LinearModel
 from cramlm.linear.solvers import SOLVERS, on_one_blas_thread
 from cramlm.linear.teacher import Teacher, aligned, label_counts
+from cramlm.linear.word_vectors import CorpusVectors
 from cramlm.records import Emit, Event, Example, FloatArray, Task, silent
 
 UNLABELLED_WEIGHT: Final = 3.0
@@ -89,7 +90,8 @@ def _fit_again(
     """
     assert isinstance(model.setting, Setting)
     setting, solver = replace(model.setting, unlabelled_weight=UNLABELLED_WEIGHT), SOLVERS[task.kind]
-    rows = TaskFeatures(learned, model.vectors, seed=space.seed, markers=model.tfidf.markers).rows(model.tfidf.variant)
+    vectors = None if model.vectors is None else CorpusVectors(model.vectors, model.vectors)
+    rows = TaskFeatures(learned, vectors, seed=space.seed, markers=model.tfidf.markers).rows(model.tfidf.variant)
     span = Spans(rows).of(setting.vector_weight)
     targets = solver.targets(learned)[rows.kept]
     fitter = solver.fitter(span.coordinates.rows, targets, setting, outputs=len(task.labels), seed=space.seed, weights=weights[rows.kept])

@@ -1,7 +1,7 @@
 """Initial token embeddings of an encoder from the word vectors of a corpus and from co-occurrence in the passages of a task, side by side.
 
 A vocabulary of 8,192 tokens splits most words, and the few passages of one task say little about rare tokens; the vectors of words are
-learned from the whole corpus (cooccurrence.py). Those of tokens solve a ridge regression: row w of its matrix has the share of each token
+learned from the whole corpus (corpus_vectors.py). Those of tokens solve a ridge regression: row w of its matrix has the share of each token
 in word w, and is to give the vector of w. A mean over the tokens of a text is then near the mean over its words, which labels often follow.
 What stands beside a token in the passages is predicted better by co-occurrence there (figures: docs/log.md).
 """
@@ -54,7 +54,7 @@ def fit_token_vectors(words: WordVectors, tokenizer: Tokenizer, occurrences: Int
     if not words.words:
         return None
     shares, weights = _token_shares(words, tokenizer)
-    directions = np.tile(words.directions.astype(np.float32), (shares.shape[0] // len(words.words), 1))
+    directions = np.tile(words.vectors.astype(np.float32), (shares.shape[0] // len(words.words), 1))
     weighted = scipy.sparse.diags(weights) @ shares
     fitted = _ridge(shares.T @ weighted, weighted.T @ directions)
     is_part = np.linalg.norm(fitted, axis=1) > _SMALLEST

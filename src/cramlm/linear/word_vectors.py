@@ -1,10 +1,12 @@
-"""Vectors of texts: the weighted mean of the vectors of their words (learned from a whole corpus: cooccurrence.py).
+"""Vectors of texts: the weighted mean of the vectors of their words (learned from a whole corpus: corpus_vectors.py).
 
-Smooth inverse frequency (Arora, Liang and Ma 2017): a word has the weight `FREQUENT / (FREQUENT + its share of the corpus)`; from the mean
-of the weighted directions the direction is removed that all passages of the corpus share. A word is a term of retrieval/bm25/terms.py.
+
+Smooth inverse frequency (Arora, Liang and Ma 2017): a word has the weight `FREQUENT / (FREQUENT + its share of the corpus)`, and its vector
+has no component along the direction that all passages of the corpus share. A word is a term of retrieval/bm25/terms.py.
 
     words.json           the words, most frequent first
-    words.safetensors    directions float16 (words, width), rows of length 1; weights float32 (words,); shared float32 (width,)
+    words.safetensors    vectors float16 (words, width); weights float32 (words,)
+    counted.safetensors  only of a corpus: vectors float16 (words, width)
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import functools
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,22 +37,20 @@ FREQUENT: Final = 5e-5
 """A word with this share of the corpus has half the weight of a rare one."""
 WORDS_FILE: Final = "words.json"
 TENSORS_FILE: Final = "words.safetensors"
+COUNTED_FILE: Final = "counted.safetensors"
 
 
 @dataclass(frozen=True, eq=False)
 class WordVectors:
-    """Directions and weights of words. directions: float16 (words, width), rows of length 1. weights: float32 (words,). shared: float32
-    (width,), of length 1 or 0.
-    """
+    """Vectors and weights of words. vectors: float16 (words, width). weights: float32 (words,), from the frequencies."""
 
     words: tuple[str, ...]
-    directions: npt.NDArray[np.float16]
+    vectors: npt.NDArray[np.float16]
     weights: FloatArray
-    shared: FloatArray
 
     def of(self, texts: Sequence[str]) -> FloatArray:
         """(texts, width) float32, rows of length 1, or 0 for a text none of whose words has a vector."""
-        return self.of_counts(count_words(texts, self._columns)[0])
+        return mean_vectors(count_words(texts, self._columns)[0], self.vectors, self.weights)
 
     def coverage(self, texts: Sequence[str]) -> tuple[float, float]:
         """The share of the words of texts that have a vector, and the share that would have one if no word had diacritics."""
@@ -61,7 +61,7 @@ class WordVectors:
 
     def width(self, markers: Markers | None) -> int:
         """Columns of `of_segments`."""
-        return len(self.shared) * (1 if markers is None else 1 + len(markers.kinds) + 2 * markers.pairs)
+        return int(self.vectors.shape[1]) * (1 if markers is None else 1 + len(markers.kinds) + 2 * markers.pairs)
 
     def of_segments(self, texts: Sequence[str], markers: Markers | None) -> FloatArray:
         """As `of`, with the vectors of the segments of each kind beside those of the whole texts; both halves have the same length.
@@ -78,7 +78,7 @@ class WordVectors:
         parts = [whole, unit_vectors(np.hstack([self._of_column(column, halves) for column in markers.by_kind(texts)]))]
         if markers.pairs:
             (_, first), (_, second) = halves
-            parts += [first * second * np.float32(len(self.shared) ** 0.5), np.abs(first - second)]
+            parts += [first * second * np.float32(self.vectors.shape[1] ** 0.5), np.abs(first - second)]
         return np.hstack(parts) * np.float32(len(parts) ** -0.5)
 
     def _of_column(self, texts: Sequence[str], known: Sequence[tuple[Sequence[str], FloatArray]]) -> FloatArray:
@@ -87,16 +87,6 @@ class WordVectors:
             if all(not text or text == other for text, other in zip(texts, others, strict=True)):
                 return np.where(np.array([[text != ""] for text in texts]), vectors, np.float32(0))
         return self.of(texts)
-
-    def of_counts(self, counts: Any) -> FloatArray:
-        """The vectors of texts with these counts of words, CSR (texts, words)."""
-        in_use = np.zeros(len(self.words), dtype=bool)  # of 100,000 words a text has few; the directions of all in float32 are 100 MB
-        in_use[counts.indices] = True
-        column = np.cumsum(in_use, dtype=np.int32) - 1
-        entries = counts.data * self.weights[counts.indices], column[counts.indices], counts.indptr
-        weighted = scipy.sparse.csr_matrix(entries, shape=(counts.shape[0], int(in_use.sum())))
-        averaged = unit_vectors(weighted @ self.directions[in_use].astype(np.float32))
-        return unit_vectors(averaged - np.outer(averaged @ self.shared, self.shared))
 
     @functools.cached_property
     def _columns(self) -> Mapping[str, int]:
@@ -108,10 +98,7 @@ class WordVectors:
         Raises:
             OSError: if the disk refuses.
         """
-        tensors = {"directions": self.directions, "weights": self.weights, "shared": self.shared}
-        (folder / TENSORS_FILE).write_bytes(
-            safetensors.numpy.save({name: np.ascontiguousarray(values) for name, values in tensors.items()})
-        )
+        _write_tensors(folder / TENSORS_FILE, {"vectors": self.vectors, "weights": self.weights})
         (folder / WORDS_FILE).write_text(json.dumps(self.words, ensure_ascii=False) + "\n", "utf-8")
 
     @classmethod
@@ -122,14 +109,73 @@ class WordVectors:
             ArtifactError: if a file is missing or damaged. EnvironmentFault: if the disk fails.
         """
         words = read_file(folder / WORDS_FILE, json.loads)
-        tensors = read_file(folder / TENSORS_FILE, safetensors.numpy.load)
         if not (isinstance(words, list) and all(isinstance(word, str) for word in words) and len(set(words)) == len(words)):
             raise ArtifactError(f"{folder / WORDS_FILE}: damaged, not a list of distinct words; {REBUILD}")
-        width = tensors["shared"].shape[-1] if "shared" in tensors else 0
-        shapes = {"directions": (len(words), width), "weights": (len(words),), "shared": (width,)}
-        expected = {name: (shape, "float16" if name == "directions" else "float32") for name, shape in shapes.items()}
-        if {name: (values.shape, str(values.dtype)) for name, values in tensors.items()} != expected:
-            raise ArtifactError(f"{folder / TENSORS_FILE}: does not fit {WORDS_FILE}; {REBUILD}")
-        if not all(np.isfinite(values).all() for values in tensors.values()):
-            raise ArtifactError(f"{folder / TENSORS_FILE}: holds numbers that are not finite; {REBUILD}")
-        return cls(tuple(words), tensors["directions"], tensors["weights"], tensors["shared"])
+        tensors = _read_tensors(folder / TENSORS_FILE, len(words), {"vectors": "float16", "weights": "float32"})
+        return cls(tuple(words), tensors["vectors"], tensors["weights"])
+
+
+@dataclass(frozen=True, eq=False)
+class CorpusVectors:
+    """Two vectors of each word of a corpus.
+
+    counted: from co-occurrence; near those of words that are used alike. trained: from `counted` by contrastive.py; near those of words in
+    texts about the same thing.
+    """
+
+    counted: WordVectors
+    trained: WordVectors
+
+    def between(self, markers: Markers | None) -> WordVectors:
+        """The vectors for `WordVectors.of_segments`: `counted` if a text has segments, where a single verb may tell the label."""
+        return self.trained if markers is None or markers.pairs else self.counted
+
+    def save(self, folder: Path) -> None:
+        """Write the three files.
+
+        Raises:
+            OSError: if the disk refuses.
+        """
+        self.trained.save(folder)
+        _write_tensors(folder / COUNTED_FILE, {"vectors": self.counted.vectors})
+
+    @classmethod
+    def load(cls, folder: Path) -> CorpusVectors:
+        """Read what `save` wrote.
+
+        Raises:
+            ArtifactError: if a file is missing or damaged. EnvironmentFault: if the disk fails.
+        """
+        trained = WordVectors.load(folder)
+        counted = _read_tensors(folder / COUNTED_FILE, len(trained.words), {"vectors": "float16"})["vectors"]
+        return cls(replace(trained, vectors=counted), trained)
+
+
+def _write_tensors(path: Path, tensors: Mapping[str, npt.NDArray[Any]]) -> None:
+    path.write_bytes(safetensors.numpy.save({name: np.ascontiguousarray(values) for name, values in tensors.items()}))
+
+
+def _read_tensors(path: Path, words: int, types: Mapping[str, str]) -> dict[str, npt.NDArray[Any]]:
+    """Tensors of these types with a row for each word.
+
+    Raises:
+        ArtifactError: if the file is missing or damaged. EnvironmentFault: if the disk fails.
+    """
+    tensors: dict[str, npt.NDArray[Any]] = read_file(path, safetensors.numpy.load)
+    width = tensors["vectors"].shape[-1] if "vectors" in tensors else 0
+    expected = {name: ((words, width) if name == "vectors" else (words,), kind) for name, kind in types.items()}
+    if {name: (values.shape, str(values.dtype)) for name, values in tensors.items()} != expected:
+        raise ArtifactError(f"{path}: does not fit {WORDS_FILE}; {REBUILD}")
+    if not all(np.isfinite(values).all() for values in tensors.values()):
+        raise ArtifactError(f"{path}: holds numbers that are not finite; {REBUILD}")
+    return tensors
+
+
+def mean_vectors(counts: Any, vectors: npt.NDArray[Any], weights: FloatArray) -> FloatArray:
+    """The vectors of texts with these counts of words, CSR (texts, words): (texts, width) float32, rows of length 1 or 0."""
+    in_use = np.zeros(len(vectors), dtype=bool)  # of 100,000 words a text has few; the vectors of all in float32 are 100 MB
+    in_use[counts.indices] = True
+    column = np.cumsum(in_use, dtype=np.int32) - 1
+    entries = counts.data * weights[counts.indices], column[counts.indices], counts.indptr
+    weighted = scipy.sparse.csr_matrix(entries, shape=(counts.shape[0], int(in_use.sum())))
+    return unit_vectors(weighted @ vectors[in_use].astype(np.float32))

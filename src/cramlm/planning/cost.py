@@ -17,7 +17,7 @@ from cramlm.config.base import Budget
 from cramlm.config.retriever import Bm25Config, DenseConfig, ElasticsearchConfig, RetrieverConfig
 from cramlm.config.run import PhaseConfig, RunConfig
 from cramlm.errors import EnvironmentFault, UsageError, size
-from cramlm.linear.cooccurrence import forecast_word_vectors
+from cramlm.linear.corpus_vectors import forecast_word_vectors
 from cramlm.planning import budget
 from cramlm.planning.speed import Measurement
 from cramlm.recipes.recipe import PRESETS

@@ -18,12 +18,13 @@ from cramlm.data.task import task_fingerprint
 from cramlm.evaluation.prediction import sequences_of
 from cramlm.io.machine import available_cores
 from cramlm.linear.bayes import bayes_reads_seed, fit_bayes
-from cramlm.linear.cooccurrence import build_word_vectors, count_tokens, token_embeddings
+from cramlm.linear.cooccurrence import count_tokens, token_embeddings
+from cramlm.linear.corpus_vectors import build_word_vectors
 from cramlm.linear.fit import FEW_TEXTS, LinearFit, SearchSpace, fit_linear, fit_reads_seed
 from cramlm.linear.model import FORMAT, LinearModel
 from cramlm.linear.self_training import reads_unlabelled, self_trained, self_training_reads_seed
 from cramlm.linear.token_vectors import WORDS_SHARE, fit_token_vectors, join_token_vectors
-from cramlm.linear.word_vectors import WordVectors
+from cramlm.linear.word_vectors import CorpusVectors, WordVectors
 from cramlm.model.tokenizer import UNCUT
 from cramlm.pipeline.context import EncodedTexts, RunContext, RunPlan, SelectedPassages, Stage, fingerprint, write_json
 from cramlm.planning.budget import Speed, plan_selection
@@ -68,7 +69,7 @@ def embedding(run: RunContext, text: EncodedTexts, words: Artifact | None) -> Ar
         texts += [text.tokenizer.cut(text.selection.ids, max_length=UNCUT, cut="split")] if text.selection else []
         fitted, width = None, round(WORDS_SHARE * encoder.embedding_width)
         if words is not None:
-            fitted = fit_token_vectors(WordVectors.load(words.path), text.tokenizer, count_tokens(texts, vocab_size), width=width)
+            fitted = fit_token_vectors(CorpusVectors.load(words.path).counted, text.tokenizer, count_tokens(texts, vocab_size), width=width)
         missing = encoder.embedding_width - (0 if fitted is None else width)
         values = token_embeddings(texts, vocab_size=vocab_size, **(sizes | {"width": missing}))
         counted = f"{int(np.isfinite(values[:, 0]).sum()):,} of {vocab_size:,} tokens"
@@ -135,8 +136,8 @@ def fit_static(run: RunContext, words: Artifact, baseline: Artifact | None, baye
         searched = search_space(run.config)
         if baseline is not None and len(run.task.train) > FEW_TEXTS:
             searched = replace(searched, variants=(LinearModel.load(baseline.path).tfidf.variant,))
-        task, vectors = _words_of(run), WordVectors.load(words.path)
-        _warn_of_diacritics(run, vectors)
+        task, vectors = _words_of(run), CorpusVectors.load(words.path)
+        _warn_of_diacritics(run, vectors.trained)
         fit = fit_linear(task, searched, stage="static", vectors=vectors, emit=run.emit)
         if reads_more:
             loaded = {name: LinearModel.load(model.path) for name, model in others.items()}
