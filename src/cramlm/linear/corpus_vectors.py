@@ -124,7 +124,7 @@ def _train(texts: Texts, vectors: FloatArray, weights: FloatArray, emit: Emit) -
     if len(halves) < MIN_BATCHES:
         return _without_shared(vectors, texts, weights)
     progress: dict[str, Any] = {"total": EPOCHS * len(halves), "unit": "batches"}
-    emit(Event("note", KIND, f"training the vectors on the halves of {halves.passages:,} passages"))
+    emit(Event("start", KIND, f"training the vectors on the halves of {halves.passages:,} passages", **progress))
     for done, loss in enumerate(train_on_halves(halves, vectors, weights), 1):
         if done % _REPORTED == 0:
             emit(Event("progress", KIND, done=done, data={"loss": loss}, **progress))
