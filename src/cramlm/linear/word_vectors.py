@@ -1,6 +1,5 @@
 """Vectors of texts: the weighted mean of the vectors of their words (learned from a whole corpus: corpus_vectors.py).
 
-
 Smooth inverse frequency (Arora, Liang and Ma 2017): a word has the weight `FREQUENT / (FREQUENT + its share of the corpus)`, and its vector
 has no component along the direction that all passages of the corpus share. A word is a term of retrieval/bm25/terms.py.
 
