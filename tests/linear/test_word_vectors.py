@@ -54,6 +54,7 @@ def test_words_with_the_same_contexts_have_similar_directions(vectors: WordVecto
     direction = dict(zip(vectors.words, unit_vectors(vectors.vectors.astype(np.float32)), strict=True))
     assert direction["kayak"] @ direction["boat"] > 0.2
     assert direction["kayak"] @ direction["ridge"] < 0.1
+    assert direction["kayak"] @ (direction["boat"] - direction["ridge"]) > 0.3
 
 
 def test_rare_words_have_no_vector_and_frequent_ones_little_weight(vectors: WordVectors) -> None:
@@ -75,6 +76,7 @@ def test_words_too_rare_to_be_factorized_lie_near_words_with_the_same_contexts(c
     near, far = (direction[[place[word] for word in topic]] @ direction[place["kayak"]] for topic in topics)
     assert near.min() > 0.1
     assert far.max() < 0
+    assert near.min() > far.max() + 0.2
     monkeypatch.setattr(corpus_vectors, "MIN_FOLDED_COUNT", 1 + 300 // 20)  # `kayak` occurs 15 times
     assert count_word_vectors(corpus).counted.words == found.words[:10]
 

@@ -10,6 +10,7 @@ what they are worth: docs/log.md.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -111,24 +112,25 @@ def count_word_vectors(corpus: Corpus, analyzer: Analyzer = PLAIN, *, emit: Emit
         np.take(number, ids, out=ids)
     counted = _factorize(texts, counts[chosen], total)
     weights = (FREQUENT / (FREQUENT + counts[chosen] / total)).astype(np.float32)
-    trained = _train(texts, counted.copy(), weights, emit)
+    sampled = _sampled_counts(texts, len(words))
+    counted_vectors = WordVectors(words, _without_shared(counted, sampled, weights), weights)
+    trained = WordVectors(words, _train(texts, counted, sampled, weights, emit), weights)
     passages = sum(len(offsets) - 1 for _, offsets in texts)
     emit(Event("done", KIND, f"vectors of {len(words):,} words, from {total:,} words of {passages:,} passages"))
-    counted_vectors = WordVectors(words, _without_shared(counted, texts, weights), weights)
-    return CorpusVectors(counted_vectors, WordVectors(words, trained, weights))
+    return CorpusVectors(counted_vectors, trained)
 
 
-def _train(texts: Texts, vectors: FloatArray, weights: FloatArray, emit: Emit) -> npt.NDArray[np.float16]:
+def _train(texts: Texts, vectors: FloatArray, sampled: Sequence[Any], weights: FloatArray, emit: Emit) -> npt.NDArray[np.float16]:
     """Train `vectors` in place on the halves of passages, if there are enough; return them without the direction that passages share."""
     halves = Halves(texts, weights, seed=0)
     if len(halves) < MIN_BATCHES:
-        return _without_shared(vectors, texts, weights)
+        return _without_shared(vectors, sampled, weights)
     progress: dict[str, Any] = {"total": EPOCHS * len(halves), "unit": "batches"}
     emit(Event("start", KIND, f"training the vectors on the halves of {halves.passages:,} passages", **progress))
     for done, loss in enumerate(train_on_halves(halves, vectors, weights), 1):
         if done % _REPORTED == 0:
             emit(Event("progress", KIND, done=done, data={"loss": loss}, **progress))
-    vectors = equalize(halves, _without_shared(vectors, texts, weights).astype(np.float32), weights)
+    vectors = equalize(halves, _without_shared(vectors, sampled, weights).astype(np.float32), weights)
     vectors /= np.linalg.norm(vectors, axis=1).mean()
     return vectors.astype(np.float16)
 
@@ -163,13 +165,20 @@ def _factorize(texts: Texts, counts: IntArray, total: int) -> FloatArray:
     return unit_vectors(values)
 
 
-def _without_shared(vectors: FloatArray, texts: Texts, weights: FloatArray) -> npt.NDArray[np.float16]:
-    """The vectors of words less their components along the direction with the largest sum of squares over some passages."""
+def _sampled_counts(texts: Texts, words: int) -> list[Any]:
+    """Counts of the words of about `_SHARED_PASSAGES` passages at equal distances, CSR (passages, words) for each block."""
     step = max(1, sum(len(offsets) - 1 for _, offsets in texts) // _SHARED_PASSAGES)
+    return [count_columns(np.where(ids < words, ids, np.int32(-1)), offsets, words)[::step] for ids, offsets in texts]
+
+
+def _without_shared(vectors: FloatArray, sampled: Sequence[Any], weights: FloatArray) -> npt.NDArray[np.float16]:
+    """The vectors of words less their components along the direction with the largest sum of squares over some passages.
+
+    sampled: of `_sampled_counts`.
+    """
     scatter = np.zeros((WIDTH, WIDTH), dtype=np.float32)
-    for ids, offsets in texts:
-        columns = np.where(ids < len(vectors), ids, np.int32(-1))
-        rows = mean_vectors(count_columns(columns, offsets, len(vectors))[::step], vectors, weights)
+    for counts in sampled:
+        rows = mean_vectors(counts, vectors, weights)
         scatter += rows.T @ rows
     shared = np.linalg.eigh(scatter)[1][:, -1].astype(np.float32)
     rest: FloatArray = vectors - np.outer(vectors @ shared, shared)
