@@ -9,7 +9,7 @@ LOWEST := .venv-lowest
 WORKERS ?= $(shell nproc)
 
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-slow test-docs test-lowest faults newcomer docs check bench clean
+.PHONY: help setup demo test test-faults test-slow test-docs test-lowest faults newcomer docs check bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -34,7 +34,10 @@ $(DEMO)/data/counts.json: demo/build_task.py | $(READY)
 test: $(READY)  ## run the test suite, one process per core; needs no network and no GPU
 	@$(RUN)pytest -n $(WORKERS) --dist loadfile
 
-test-slow: $(READY)  ## run all tests, including those marked slow
+test-faults: $(READY)  ## run the tests that kill a process, limit its memory or load a server
+	@$(RUN)pytest -n $(WORKERS) --dist loadfile -m 'faults and not slow'
+
+test-slow: $(READY)  ## run all tests, including those marked slow or faults
 	@$(RUN)pytest -m 'slow or not slow' --hypothesis-profile=slow
 
 test-docs: $(READY)  ## run the code of the README, the guide, the tutorials and the notebook on a tiny task

@@ -339,6 +339,7 @@ def test_with_several_ranks_only_the_first_reads_the_training_file_and_reports_i
     assert "cramlm: error" not in errors[1]
 
 
+@pytest.mark.faults
 def test_sigterm_saves_and_exits_75_and_the_same_command_finishes(fitted: Path, tmp_path: Path) -> None:
     arguments = ["fit", "--config", fitted / "run.toml", "--out", tmp_path / "run", "--store", fitted / "store"]
     arguments += ["--set", "phases[0].checkpoint_every=10"]
@@ -380,6 +381,7 @@ def test_plan_shows_sizes_and_costs_and_budgets_that_are_too_small(fitted: Path)
     assert_one_line(cramlm("plan", "20m", "--preset", "huge"), 2, "'huge'", "bert-large")
 
 
+@pytest.mark.faults
 def test_a_command_below_the_address_space_of_torch_gives_one_line_and_exit_code_4(fitted: Path, tmp_path: Path) -> None:
     for command in (("predict", fitted / "run", fitted / "data/test.jsonl"), ("fit", "--config", fitted / "run.toml", "--out", "out")):
         limited = ["bash", "-c", f"ulimit -v 1000000 && exec {shlex.join([sys.executable, '-m', 'cramlm', *map(str, command)])}"]
@@ -387,6 +389,7 @@ def test_a_command_below_the_address_space_of_torch_gives_one_line_and_exit_code
         assert_one_line(result, 4, f"{command[0]} needs at least 2.0 GB to load torch")
 
 
+@pytest.mark.faults
 def test_a_fit_beyond_the_memory_limit_gives_one_line_and_exit_code_4(fitted: Path, tmp_path: Path) -> None:
     def leave_one_gigabyte() -> None:
         taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

@@ -246,6 +246,7 @@ def test_the_first_bad_file_is_reported_whichever_process_is_faster(tmp_path: Pa
     assert not leftovers(tmp_path / "store")
 
 
+@pytest.mark.faults
 def test_an_interruption_ends_the_workers_and_leaves_no_partial_folder(tmp_path: Path) -> None:
     settings = written(tmp_path, **{name: invented(name * 40, 20_000) for name in "ab"})
 
@@ -259,6 +260,7 @@ def test_an_interruption_ends_the_workers_and_leaves_no_partial_folder(tmp_path:
     assert len(build(settings, tmp_path / "store")) == 40_000
 
 
+@pytest.mark.faults
 def test_after_kill_9_the_workers_end_and_the_next_call_resumes(tmp_path: Path) -> None:
     settings = written(tmp_path, **{name: invented(name * 40, 8_000 if name != "a" else 10) for name in "abc"})
     script = tmp_path / "script.py"  # without the guard of its main part that multiprocessing would need

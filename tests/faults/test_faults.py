@@ -40,11 +40,11 @@ MakeFigure = Callable[[workloads.World, Path], Figure]
 FIGURES: dict[str, tuple[MakeFigure, list[pytest.MarkDecorator]]] = {
     "R1 after kill -9 before a change to a file the same command gives the same bytes": (
         lambda world, scratch: crashes.kills(world, scratch, most=3, workloads=("select",)),
-        [watched],
+        [watched, pytest.mark.faults],
     ),
     "R1 after kill -9 at a random moment the same command gives the same bytes": (
         lambda world, scratch: crashes.random_kills(world, scratch, times=1),
-        [],
+        [pytest.mark.faults],
     ),
     "R1 after kill -9 old results are not taken for those of other settings": (
         lambda world, scratch: crashes.kills(world, scratch, most=20, workloads=("fit with other settings",)),
@@ -60,7 +60,7 @@ FIGURES: dict[str, tuple[MakeFigure, list[pytest.MarkDecorator]]] = {
     ),
     "R3 after a power loss every result is old or new": (
         lambda world, scratch: power_loss.losses(world, scratch, most=30, rerun_every=30, workloads=("index", "finish")),
-        [watched],
+        [watched, pytest.mark.faults],
     ),
     "R4 verify and opening detect damage in every kind of folder": (lambda world, scratch: damage.damages(world, every=None, most=200), []),
     "R4 verify of a store detects a missing part or segment": (lambda world, scratch: damage.store_damages(world), []),
@@ -74,13 +74,19 @@ FIGURES: dict[str, tuple[MakeFigure, list[pytest.MarkDecorator]]] = {
     ),
     "R7 64 clients with a fifth of invalid requests get correct predictions or one line": (
         lambda world, scratch: server_load.clients(world, scratch, seconds=0.1),
-        [],
+        [pytest.mark.faults],
     ),
-    "R8 a run stopped by SIGTERM at any moment continues": (lambda world, scratch: crashes.stops(world, scratch, times=1), []),
-    "R8 a server stopped while loading or later exits with 0": (lambda world, scratch: server_load.stops(world, scratch, times=2), []),
+    "R8 a run stopped by SIGTERM at any moment continues": (
+        lambda world, scratch: crashes.stops(world, scratch, times=1),
+        [pytest.mark.faults],
+    ),
+    "R8 a server stopped while loading or later exits with 0": (
+        lambda world, scratch: server_load.stops(world, scratch, times=2),
+        [pytest.mark.faults],
+    ),
     "R9 of two index builders one builds at whatever moment the other starts": (
         lambda world, scratch: crashes.races(world, scratch, times=2),
-        [watched],
+        [watched, pytest.mark.faults],
     ),
     "R11 hostile folders and archives execute nothing and write nowhere else": (
         lambda world, scratch: hostile.hostile(world, scratch, alike=2),
@@ -96,6 +102,7 @@ def test_the_guarantee_holds(world: workloads.World, scratch: Path, make: MakeFi
     assert not figure.failures, "\n".join(figure.failures[:10])
 
 
+@pytest.mark.faults
 @watched
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
 def test_a_signal_to_a_command_that_does_not_train_gives_one_line_and_leaves_no_partial_result(

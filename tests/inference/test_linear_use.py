@@ -82,6 +82,7 @@ def test_a_fit_of_a_linear_recipe_does_not_load_torch(linear_runs: Path, tmp_pat
         assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
+@pytest.mark.faults
 def test_neither_the_commands_nor_python_nor_the_server_load_torch_or_need_its_address_space(linear_runs: Path) -> None:
     runs = [str(linear_runs / name) for name in LINEAR]
     for each in runs:  # the first `explain` of a run indexes its passages, for which Arrow reserves a gigabyte of address space

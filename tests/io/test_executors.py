@@ -78,12 +78,14 @@ def test_an_internal_error_has_its_traceback_and_a_killed_worker_is_an_environme
     assert capfd.readouterr().out == ""  # output of workers is kept out of stdout
 
 
+@pytest.mark.faults
 def test_a_worker_may_be_killed_after_another_task_has_failed() -> None:
     later = [{"do": "square", "value": 1, "sleep": 86_400}] * 30
     with pytest.raises(EnvironmentFault, match=r"ended by signal 9"):  # and no error in a thread of the pool, which pytest would report
         Processes(2).map(WORK, [{"do": "die", "sleep": 0.5}, {"do": "refuse", "value": 2}, *later], on_event=silent)
 
 
+@pytest.mark.faults
 def test_workers_end_if_the_caller_fails() -> None:
     pids: list[int] = []
 
@@ -107,6 +109,7 @@ Processes(2).map(WORK, tasks, on_event=lambda number, event: print(event.data["p
 """
 
 
+@pytest.mark.faults
 def test_workers_end_if_their_parent_is_killed_and_need_no_main_guard(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT, "utf-8")
     path = os.pathsep.join(entry for entry in sys.path if entry)

@@ -192,6 +192,7 @@ def test_an_overlong_record_is_rejected_with_its_line(make: MakeFile, name: str)
     assert rows(path, (Column("text"),), max_record_bytes=1000, on_bad_row="skip") == [("ok",)]
 
 
+@pytest.mark.faults
 def test_a_20_mb_line_is_read_in_bounded_memory_or_rejected(make: MakeFile) -> None:
     path = make("a.jsonl", b'{"text": "' + b"x" * 20_000_000 + b'"}\n')
     assert fault(path, (Column("text"),)).startswith(":1: the line is longer")
@@ -321,6 +322,7 @@ print(rows(sys.argv[1]), peak() - before)
 """
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("as_dictionary", [True, False])
 def test_a_parquet_bomb_is_read_in_bounded_memory(tmp_path: Path, as_dictionary: bool) -> None:
     """400 rows that are one text of 1 MB: 400 MB if every row is a copy."""

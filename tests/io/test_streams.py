@@ -60,6 +60,7 @@ def compressed_with_long_window() -> bytes:
     return frame.compress(TEXT) + frame.flush()
 
 
+@pytest.mark.faults
 def test_zstd_with_the_longest_window_is_read_and_over_the_memory_limit_it_is_an_environment_fault(tmp_path: Path) -> None:
     path = written(tmp_path / "a.jsonl.zst", compressed_with_long_window())
     assert zstandard.get_frame_parameters(path.read_bytes()).window_size == 1 << 31
@@ -104,6 +105,7 @@ def test_a_truncated_stream_is_reported_with_its_size_and_a_flipped_bit_never_ch
         assert noticed, place
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])
 def test_a_decompression_bomb_is_read_in_small_blocks(tmp_path: Path, suffix: str) -> None:
     path = written(tmp_path / f"bomb.txt{suffix}", compressed(suffix, b"a" * 120_000_000))

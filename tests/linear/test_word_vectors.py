@@ -104,6 +104,7 @@ def test_a_large_corpus_is_counted_at_equal_distances(corpus: Corpus, monkeypatc
     assert any("of 100 passages" in message for message in messages)
 
 
+@pytest.mark.faults
 def test_the_forecast_of_memory_covers_the_arrays_of_counting_and_is_that_of_a_measured_corpus(tmp_path: Path) -> None:
     words, rng = [f"word{number}" for number in range(4000)], np.random.default_rng(1)
     texts = [" ".join(rng.choice(words, 200).tolist()) for _ in range(280)]  # half a megabyte with 4,000 words, as forecast

@@ -135,6 +135,7 @@ def test_searches_at_the_same_time_do_each_group_once(index: Bm25Index, cut: Cal
     assert plain(found) == expected(index)
 
 
+@pytest.mark.faults
 def test_a_killed_worker_is_named_and_the_same_call_again_completes(
     index: Bm25Index, cut: Callable[[int], Bm25Index], tmp_path: Path
 ) -> None:

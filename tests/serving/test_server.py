@@ -408,6 +408,7 @@ def test_a_folder_without_a_model_and_a_used_port_give_a_one_line_error(tiny_exp
         assert needle in error_line(cramlm("serve", *map(str, arguments)), code)
 
 
+@pytest.mark.faults
 def test_while_loading_the_server_is_alive_but_not_ready_and_stops_on_a_signal(tiny_export: Path) -> None:
     def block_the_tokenizer() -> None:
         def wait_at_the_tokenizer(event: str, arguments: tuple[object, ...]) -> None:
@@ -425,6 +426,7 @@ def test_while_loading_the_server_is_alive_but_not_ready_and_stops_on_a_signal(t
         assert len(server.lines) == 1
 
 
+@pytest.mark.faults
 def test_at_sigterm_requests_in_flight_finish_and_the_exit_code_is_0(held_server: Server) -> None:
     idle, half, half_body = held_server.connect(), held_server.connect(), held_server.connect()
     half.sendall(b"POST /v1/predict HTTP/1.1\r\n")
@@ -440,6 +442,7 @@ def test_at_sigterm_requests_in_flight_finish_and_the_exit_code_is_0(held_server
     assert len(held_server.lines) == 2
 
 
+@pytest.mark.faults
 def test_sigint_gives_exit_code_130(tiny_export: Path) -> None:
     with serving(tiny_export) as server:
         assert server.stop(signal.SIGINT)[0] == 130

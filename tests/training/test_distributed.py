@@ -162,6 +162,7 @@ def assert_goes_on_exactly(folder: Path, expected: dict[str, torch.Tensor]) -> N
     assert_same_bits(results(folder)[0], expected)
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("killed", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_61_training_resumes_with_the_same_bits_after_a_rank_was_killed(
     tmp_path: Path, killed: int, undisturbed: dict[str, torch.Tensor]

@@ -58,6 +58,7 @@ def test_a_measurement_with_little_cpu_time_is_starved() -> None:
     assert not Measurement(13_000.0, 1, 0.98, 1e7, None).starved
 
 
+@pytest.mark.faults
 @pytest.mark.skipif(resident_memory() is None, reason="resident memory is unknown on this system")
 def test_a_larger_model_needs_more_memory_in_training() -> None:
     phase = make_phase(batch_size=2048, max_length=64)
