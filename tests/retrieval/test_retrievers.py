@@ -133,7 +133,7 @@ def test_a_search_goes_deeper_only_if_the_bound_is_not_filled(world: World, boun
         depths.append(depth)
         return propose(world, config.model_copy(update={"top_k": depth}), TEXTS[:1])
 
-    search_deeper(search, config, world[0], emit=silent)
+    search_deeper(search, config, world[0], None, emit=silent)
     assert depths == expected
     assert len(propose(world, Bm25Config(top_k=7, **bound), TEXTS[:1]).ranking) == 7  # a given top_k is kept
 

@@ -103,6 +103,20 @@ def test_both_halves_of_a_pair_are_searched_for(world: World, tmp_path: Path) ->
     assert {401, 402} <= set(selection.position.tolist())
 
 
+@pytest.mark.parametrize("held_out", [0, 30])
+def test_a_search_goes_deeper_until_documents_fill_the_selection_after_caps_and_drops(tmp_path: Path, held_out: int) -> None:
+    """Both queries find the 60 shared documents first, which are the first query's; 50 documents per query are searched first."""
+    shared = [f"xeno u{number} v{number} w{number}" for number in range(60)]
+    corpus = write_corpus(tmp_path, [*shared, *(f"{word} number {number}" for word in ("alpha", "beta") for number in range(100))])
+    world, queries = (corpus, build_index(corpus, tmp_path / "store")), ["xeno alpha", "xeno beta"]
+    config = Bm25Config(max_documents=40) if held_out else Bm25Config(max_documents=10, per_query=5)
+    task = make_task(queries, dev=shared[:held_out])
+    selection = select(world, task, tmp_path / "open", config)
+    deepest = select(world, task, tmp_path / "given", config.model_copy(update={"top_k": len(corpus)}))
+    assert len(selection) == config.max_documents
+    assert selection.position.tolist() == deepest.position.tolist()
+
+
 def test_bounds_and_caps_keep_the_best_ranked_and_the_others_are_counted(world: World, tmp_path: Path) -> None:
     def part(name: str, **bounds: int) -> tuple[Selection, dict[str, Any]]:
         selection = select(world, make_task(QUERIES), tmp_path / name, Bm25Config(top_k=9, **bounds))

@@ -24,7 +24,7 @@ from cramlm.data.parts import Part
 from cramlm.errors import ArtifactError
 from cramlm.records import Emit, Event, FloatArray, IntArray
 from cramlm.retrieval.queries import query_texts
-from cramlm.retrieval.ranking import STAGE, Proposal, QueryCounts, best_of_hits, cap_per_query, of_parts, search_deeper
+from cramlm.retrieval.ranking import STAGE, Fills, Proposal, QueryCounts, best_of_hits, cap_per_query, of_parts, search_deeper
 from cramlm.storage.arrays import ArrayFile
 from cramlm.storage.artifacts import hash_json, shared_stage
 from cramlm.storage.locks import raise_if_refused
@@ -65,7 +65,7 @@ class DenseRetriever:
     def key(self) -> Mapping[str, Any]:
         return {"encoder": self.encoder.fingerprint}
 
-    def propose(self, corpus: Corpus, texts: Sequence[str], *, emit: Emit) -> Proposal:
+    def propose(self, corpus: Corpus, texts: Sequence[str], *, emit: Emit, fills: Fills | None = None) -> Proposal:
         config = self.config
         query_of = query_texts(texts, corpus, source=config.queries, max_words=config.query_words)
         first_text: dict[str, int] = {}
@@ -87,7 +87,7 @@ class DenseRetriever:
             ranking, capped = cap_per_query(best_of_hits(len(corpus), hits), config.per_query)
             return Proposal(ranking, counts, capped)
 
-        return search_deeper(search, config, corpus, emit=emit)
+        return search_deeper(search, config, corpus, fills, emit=emit)
 
 
 def embed_part(corpus: Corpus, part: Part, encoder: TextEncoder, store: Path, *, prefix: str, emit: Emit) -> FloatArray:

@@ -34,7 +34,7 @@ from cramlm.data.corpus import Corpus
 from cramlm.data.parts import Part
 from cramlm.errors import ArtifactError, DataError
 from cramlm.records import Emit, Event, IntArray, silent
-from cramlm.retrieval.ranking import STAGE, Proposal, of_parts, one_each
+from cramlm.retrieval.ranking import STAGE, Fills, Proposal, of_parts, one_each
 from cramlm.storage.arrays import read_array, save_array, separated
 from cramlm.storage.artifacts import hash_json, shared_stage
 from cramlm.storage.locks import raise_if_refused
@@ -54,7 +54,7 @@ class DsirRetriever:
     def key(self) -> Mapping[str, Any]:
         return {"seed": self.seed}
 
-    def propose(self, corpus: Corpus, texts: Sequence[str], *, emit: Emit) -> Proposal:
+    def propose(self, corpus: Corpus, texts: Sequence[str], *, emit: Emit, fills: Fills | None = None) -> Proposal:
         buckets = self.config.buckets
         target = count(hash_texts(texts, buckets=buckets), buckets=buckets)
         if not target.any():

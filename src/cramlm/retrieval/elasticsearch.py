@@ -40,7 +40,7 @@ from cramlm.data.corpus import Corpus, build_corpus
 from cramlm.errors import ArtifactError, DataError, EnvironmentFault, UsageError
 from cramlm.records import Document, Emit, Event, FloatArray, silent
 from cramlm.retrieval.queries import first_words
-from cramlm.retrieval.ranking import MOST_FAILED, Proposal, QueryCounts, Ranking, cap_per_query
+from cramlm.retrieval.ranking import MOST_FAILED, Fills, Proposal, QueryCounts, Ranking, cap_per_query
 from cramlm.storage.arrays import read_array, save_array
 from cramlm.storage.artifacts import hash_json, shared_stage
 
@@ -381,7 +381,7 @@ class ElasticsearchRetriever:
     def key(self) -> Mapping[str, Any]:
         return {}
 
-    def propose(self, corpus: Corpus, texts: Sequence[str], *, emit: Emit) -> Proposal:
+    def propose(self, corpus: Corpus, texts: Sequence[str], *, emit: Emit, fills: Fills | None = None) -> Proposal:
         """See `Retriever`. Raises ArtifactError for any corpus but that of `server_corpus`."""
         folder = _hits_folder(self.settings, texts, self.store, emit)
         report = json.loads((folder / "report.json").read_bytes())

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -96,6 +96,9 @@ class Proposal:
     members: tuple[Proposal, ...] = ()
 
 
+Fills: TypeAlias = Callable[[Ranking], bool]
+
+
 class Retriever(Protocol):
     """Ranks documents for a whole task."""
 
@@ -104,8 +107,10 @@ class Retriever(Protocol):
         """JSON data for the stage key: what the result depends on besides config, corpus and training texts."""
         ...
 
-    def propose(self, corpus: Corpus, texts: Sequence[str], *, emit: Emit) -> Proposal:
+    def propose(self, corpus: Corpus, texts: Sequence[str], *, emit: Emit, fills: Fills | None = None) -> Proposal:
         """Rank all documents that the texts retrieve, best first. Depends only on the arguments and `key`.
+
+        fills: whether a ranking fills the selection after documents were dropped; None = if it exceeds the bound of the config.
 
         Raises:
             DataError: too many queries failed. ArtifactError: the index or stored vectors are damaged or belong to another corpus.
@@ -189,11 +194,15 @@ def count_reasons(dropped: Mapping[str, int]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Filtered:
-    """A part of a ranking after the filter. kept: int64, indices in the ranking, ascending. tokens: estimated, of the kept documents."""
+    """A part of a ranking after the filter.
+
+    kept: int64, indices in the ranking, ascending. tokens: estimated, of the kept documents. is_full: the bound is reached with this part.
+    """
 
     kept: IntArray
     tokens: float
     dropped: tuple[Dropped, ...]
+    is_full: bool
 
 
 def estimate_tokens(text: npt.NDArray[np.uint8], offsets: IntArray) -> npt.NDArray[np.float64]:
@@ -214,7 +223,7 @@ def filter_ranking(
     """
     held_out_texts = HeldOut(held_out)
     kept, tokens, start = 0, 0.0, 0
-    while start < len(ranking) and kept != bound.documents:
+    while start < len(ranking):
         size = _CHUNK if bound.documents is None else int(_SPARE * (bound.documents - kept)) + 100
         chunk = range(start, min(start + min(size, _CHUNK), len(ranking)))
         positions = ranking.position[chunk.start : chunk.stop]
@@ -235,13 +244,12 @@ def filter_ranking(
         is_kept = np.ones(len(chunk), np.bool_)
         is_kept[[each.index - start for each in part]] = False
         indices, end = _within(np.flatnonzero(is_kept), costs, kept, tokens, bound)
-        complete = end is None
         stop = chunk.stop if end is None else start + end
         added = float(costs[indices].sum())
-        yield Filtered(indices + start, added, tuple(each for each in part if each.index < stop))
+        yield Filtered(indices + start, added, tuple(each for each in part if each.index < stop), is_full=end is not None)
         kept, tokens, start = kept + len(indices), tokens + added, chunk.stop
         corpus.release()
-        if not complete:
+        if end is not None:
             return
 
 
@@ -276,16 +284,25 @@ def within_bound(ranking: Ranking, corpus: Corpus, bound: Bound) -> int:
     return count
 
 
-def search_deeper(search: Callable[[int], Proposal], config: Bm25Config | DenseConfig, corpus: Corpus, *, emit: Emit) -> Proposal:
-    """Search with increasing numbers of documents per query (`config.depths`) until the union exceeds the bound; return the last result.
+def search_deeper(
+    search: Callable[[int], Proposal], config: Bm25Config | DenseConfig, corpus: Corpus, fills: Fills | None, *, emit: Emit
+) -> Proposal:
+    """Search with increasing numbers of documents per query (`config.depths`) until the union fills the selection; return the last result.
 
-    A union is sorted by rank, so that the selection is the same for every depth that exceeds the bound.
+    A union is sorted by rank, so that the selection is the same for every depth that fills it. fills: as in `Retriever.propose`.
     """
+    if fills is None:
+        bound = bound_of(config)
+
+        def fills(ranking: Ranking) -> bool:
+            return within_bound(ranking, corpus, bound) < len(ranking)
+
     proposal = search(config.depths[0])
     for depth, next_depth in pairwise(config.depths):
         size = len(proposal.ranking)
-        if size < depth or size == len(corpus) or within_bound(proposal.ranking, corpus, bound_of(config)) < size:
-            break  # all documents are found, or the bound is reached
+        found = size + proposal.capped
+        if found < depth or found == len(corpus) or fills(proposal.ranking):
+            break  # all documents are found, or the selection is full
         message = f"{depth} passages per text give {size:,} different passages, fewer than planned; searching {next_depth:,} per text"
         emit(Event("start", STAGE, message))
         proposal = search(next_depth)

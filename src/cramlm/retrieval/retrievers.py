@@ -35,6 +35,7 @@ from cramlm.retrieval.ranking import (
     NO_QUERIES,
     STAGE,
     Bound,
+    Fills,
     Proposal,
     QueryCounts,
     Ranking,
@@ -64,7 +65,7 @@ class UnionRetriever:
     def key(self) -> Mapping[str, Any]:
         return {f"member {number}": dict(member.key) for number, (member, _) in enumerate(self.members)}
 
-    def propose(self, corpus: Corpus, texts: Sequence[str], *, emit: Emit) -> Proposal:
+    def propose(self, corpus: Corpus, texts: Sequence[str], *, emit: Emit, fills: Fills | None = None) -> Proposal:
         proposals = []
         for retriever, bound in self.members:
             proposal = retriever.propose(corpus, texts, emit=emit)
@@ -98,7 +99,7 @@ class RandomRetriever:
     def key(self) -> Mapping[str, Any]:
         return {"seed": self.seed}
 
-    def propose(self, corpus: Corpus, texts: Sequence[str], *, emit: Emit) -> Proposal:
+    def propose(self, corpus: Corpus, texts: Sequence[str], *, emit: Emit, fills: Fills | None = None) -> Proposal:
         generator = np.random.default_rng([self.seed, 0x52414E44])  # this purpose's own stream
         return Proposal(one_each(generator.permutation(len(corpus)).astype(np.int64)))
 
@@ -189,14 +190,14 @@ class Bm25Retriever:
     def key(self) -> Mapping[str, Any]:
         return {"analyzer": self.index.analyzer.name}
 
-    def propose(self, corpus: Corpus, texts: Sequence[str], *, emit: Emit) -> Proposal:
+    def propose(self, corpus: Corpus, texts: Sequence[str], *, emit: Emit, fills: Fills | None = None) -> Proposal:
         self.index.check_corpus(corpus)
 
         def forward(event: Event) -> None:
             emit(replace(event, stage=STAGE))
 
         search = self._search(query_texts(texts, corpus, source=self.config.queries, max_words=self.config.query_words), forward)
-        return search_deeper(lambda depth: self._merge(corpus, len(texts), *search(depth)), self.config, corpus, emit=emit)
+        return search_deeper(lambda depth: self._merge(corpus, len(texts), *search(depth)), self.config, corpus, fills, emit=emit)
 
     def _merge(self, corpus: Corpus, texts: int, queries: Queries, hits: DistinctHits) -> Proposal:
         numbers, first_text = np.unique(queries.owner, return_index=True)

@@ -31,7 +31,17 @@ from cramlm.data.task import task_fingerprint
 from cramlm.errors import DataError, counted
 from cramlm.records import Emit, Event, FloatArray, Int32Array, IntArray, Selection, Task, count, silent
 from cramlm.retrieval.duplicates import NearDuplicates, require_datasketch
-from cramlm.retrieval.ranking import CHARACTERS_PER_TOKEN, STAGE, Bound, Dropped, Proposal, Ranking, bound_of, count_reasons, filter_ranking
+from cramlm.retrieval.ranking import (
+    CHARACTERS_PER_TOKEN,
+    STAGE,
+    Dropped,
+    Filtered,
+    Proposal,
+    Ranking,
+    bound_of,
+    count_reasons,
+    filter_ranking,
+)
 from cramlm.retrieval.retrievers import RetrievalContext, build_retriever, check_bounded
 from cramlm.retrieval.statistics import compare_with_corpus
 from cramlm.storage.arrays import check_column, column_numbers, number_column, open_table, save_table, string_column
@@ -159,7 +169,7 @@ def _schema(*, union: bool) -> Any:
     return pa.schema([*columns, *([("retriever", words)] if union else []), ("text", pa.large_string())])
 
 
-CODE_FORMAT: Final = 7  # increase when the same input gives other files
+CODE_FORMAT: Final = 8  # increase when the same input gives other files
 _PERCENTILES: Final = (0, 1, 10, 25, 50, 75, 90, 99, 100)
 
 
@@ -197,8 +207,8 @@ def select_documents(
         unlabelled = f" and {len(task.unlabelled):,} unlabelled ones" if task.unlabelled else ""
         queries = counted(len(task.train), "training text") if task.labels else counted(len(task.train), "query", "queries")
         emit(Event("start", KIND, f"retrieving with {kinds} for {queries}{unlabelled}"))
-        proposal = retriever.propose(corpus, task.queries, emit=emit)
-        _Writer(config, corpus, task, folder, emit).write(proposal, bound_of(config))
+        writer = _Writer(config, corpus, task, folder, emit)
+        writer.write(retriever.propose(corpus, task.queries, emit=emit, fills=writer.fills))
 
     stage(out, kind=KIND, key=key, write=write, emit=emit)
     if context.distribution is not None:
@@ -245,16 +255,30 @@ class _Sources:
 
 
 class _Writer:
-    """Writes the folder and its report while the ranking is filtered; used once."""
+    """Filters rankings, and writes the folder and its report of the last one; used once."""
 
     def __init__(self, config: RetrieverConfig, corpus: Corpus, task: Task, folder: Path, emit: Emit) -> None:
         self._corpus, self._task, self._folder, self._emit = corpus, task, folder, emit
-        self._decay = config.rank_decay
-        self._duplicates = None if config.near_duplicates is None else NearDuplicates(corpus, config.near_duplicates)
+        self._config = config
         self._kinds = [member.kind for member in members_of(config)]
         self._dropped: Counter[str] = Counter()
+        self._filtered: tuple[Ranking, list[Filtered]] | None = None
 
-    def write(self, proposal: Proposal, bound: Bound) -> None:
+    def fills(self, ranking: Ranking) -> bool:
+        """Return True if the documents of a ranking reach the bound after the filter."""
+        return any(part.is_full for part in self._filter(ranking))
+
+    def _filter(self, ranking: Ranking) -> list[Filtered]:
+        """The parts of `filter_ranking`; those of the last ranking are kept."""
+        if self._filtered is None or self._filtered[0] is not ranking:
+            threshold = self._config.near_duplicates
+            duplicates = None if threshold is None else NearDuplicates(self._corpus, threshold)
+            held_out = [*self._task.dev, *self._task.test]
+            parts = filter_ranking(ranking, self._corpus, held_out, bound_of(self._config), duplicates=duplicates)
+            self._filtered = ranking, list(parts)
+        return self._filtered[1]
+
+    def write(self, proposal: Proposal) -> None:
         ranking = proposal.ranking
         if not len(ranking):
             raise DataError(
@@ -264,8 +288,7 @@ class _Writer:
         indices: list[IntArray] = []
         tokens = 0.0
         with (self._folder / "dropped.jsonl").open("w", encoding="utf-8") as dropped:
-            held_out = [*self._task.dev, *self._task.test]
-            for part in filter_ranking(ranking, self._corpus, held_out, bound, duplicates=self._duplicates):
+            for part in self._filter(ranking):
                 indices.append(part.kept)
                 tokens += part.tokens
                 for item in part.dropped:
@@ -276,7 +299,7 @@ class _Writer:
                 f"0 documents selected: all {self._dropped.total()} hits contain text of the dev or test set; use a larger corpus"
             )
         kept = ranking.take(chosen)
-        weight = rank_weights(kept.rank, self._decay)
+        weight = rank_weights(kept.rank, self._config.rank_decay)
         sources = _Sources.of(self._corpus, kept.position)
         save_selection(self._folder, self._corpus, kept, weight, sources=list(sources.numbers), retrievers=self._kinds)
         self._emit_summary(self._report(proposal, kept, sources, tokens))
