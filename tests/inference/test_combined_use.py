@@ -82,6 +82,18 @@ def test_a_combined_prediction_does_not_depend_on_the_other_texts(finished: Path
     assert np.allclose(predictor.probabilities(TEXTS), alone, atol=1e-5)
 
 
+def test_a_combination_without_the_encoder_reads_whole_texts(finished: Path) -> None:
+    predictor = Predictor.load(finished / "export")
+    combination, long = predictor.models.combination, "ship " * 500
+    linear = {name: model for name, model in combination.models.items() if name in predictor.models.linear}
+    alone = CombinedModels(replace(combination, models=linear), predictor.models.linear)
+    without = CombinedPredictor(predictor.encoder, alone, origin=finished / "export")
+    lengths = [int(each.compute([long], [None])[1][0]) for each in (predictor, without)]
+    assert [length > each.max_length for length, each in zip(lengths, (predictor, without), strict=True)] == [False, False]
+    assert predictor.whole_lengths([long])[0] > predictor.max_length  # the end of the text is cut off
+    assert without.whole_lengths([long])[0] == lengths[1] == 500
+
+
 def test_auto_precision_gives_the_combined_labels_of_fp32(finished: Path) -> None:
     exact, auto = (Predictor.load(finished / "export", precision=precision) for precision in ("fp32", "auto"))
     models = exact.models

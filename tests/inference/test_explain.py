@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +12,12 @@ import pytest
 
 from commands import printed
 from cramlm.errors import ArtifactError, CramError, UsageError
-from cramlm.inference.base import word_spans
+from cramlm.inference.base import BasePredictor, WordSpans, word_spans
 from cramlm.inference.explain import explain, explain_at, log_odds, nearest_passages
 from cramlm.inference.folders import held_out, model_of, run_of
 from cramlm.inference.predictor import Predictor
 from cramlm.model.tokenizer import Tokenizer
+from cramlm.records import FloatArray, IntArray
 from cramlm.retrieval.selection import SelectionTable
 from tiny_task import TOPICS
 
@@ -55,9 +58,32 @@ def test_a_contribution_is_a_difference_of_log_odds(predictor: Predictor) -> Non
 
 
 def test_an_emoji_of_several_characters_is_one_word(predictor: Predictor, finished: Path) -> None:
-    words = ["\U0001f469\u200d\U0001f469\u200d\U0001f467", "ship", "\U0001f44d\U0001f3fd", "\u2764\ufe0f"]
+    england = "\U0001f3f4" + "".join(chr(0xE0000 + ord(letter)) for letter in "gbeng\x7f")
+    germany, france = ("".join(chr(0x1F1E6 + ord(letter) - ord("a")) for letter in country) for country in ("de", "fr"))
+    words = ["\U0001f469\u200d\U0001f469\u200d\U0001f467", "ship", "\U0001f44d\U0001f3fd", "\u2764\ufe0f", germany, france, england]
     for each in (predictor, Predictor.load(finished / "export"), Predictor.load(finished / "export", model_part="tfidf")):
         assert [word.text for word in explain(each, " ".join(words)).words] == words
+
+
+class Saturated(BasePredictor):
+    """Two labels per text; the logit of the first is high, and 1.5 higher with the word x."""
+
+    labels, kind, max_length = ("a", "b"), "multi-label", 100
+
+    def outputs(self, texts: Sequence[str], pairs: Sequence[str | None] | None) -> FloatArray:
+        logits = np.array([[17.5 if "x" in text else 16.0, 0.0] for text in texts])
+        return (1 / (1 + np.exp(-logits))).astype(np.float32)
+
+    def whole_lengths(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> IntArray:
+        return np.ones(len(texts), dtype=np.int64)
+
+    def word_spans(self, text: str, pair: str | None = None) -> WordSpans:
+        return [(match.start(), match.end()) for match in re.finditer(r"\w+", text)], []
+
+
+def test_the_contribution_to_a_probability_that_float32_rounds_to_1_is_small() -> None:
+    contribution = explain(Saturated(), "x y", label="a").words[0].contribution
+    assert 0 < contribution < 1.5
 
 
 def test_removing_the_top_words_changes_the_label(predictor: Predictor, finished: Path) -> None:

@@ -14,6 +14,7 @@ The nearest passages are the BM25 hits among the passages of the selection, whic
 
 from __future__ import annotations
 
+import re
 import shutil
 import tempfile
 from dataclasses import asdict, dataclass
@@ -36,6 +37,9 @@ from cramlm.text.characters import is_mark
 
 PASSAGES_FOLDER = "selection-index"
 _SMALLEST = 1e-30  # minimum of a probability and of the sum of the others
+_ROUNDING = 2.0**-24  # half the distance of 1 from the next smaller float32
+_CONTINUES_EMOJI = re.compile("[\u200d\U0001f3fb-\U0001f3ff\U000e0020-\U000e007f]")  # joiner, skin tones, tags
+_FLAG = re.compile("[\U0001f1e6-\U0001f1ff]{2}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +135,8 @@ def _evidence(outputs: np.ndarray[Any, Any], column: int, kind: TaskKind) -> np.
         case "classification":
             return log_odds(outputs, column)
         case "multi-label":
-            return log_odds(np.stack([outputs[:, column], 1 - outputs[:, column]], axis=1), 0)
+            others = np.maximum(1 - outputs[:, column], _ROUNDING)
+            return log_odds(np.stack([outputs[:, column], others], axis=1), 0)
         case "regression":
             return outputs[:, column]
 
@@ -155,11 +160,15 @@ def _without_each(text: str, spans: list[tuple[int, int]]) -> list[str]:
 
 
 def _whole_emoji(text: str, spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the spans with those of one emoji joined: symbols with a zero-width joiner, a symbol and its marks or skin tone."""
+    """Return the spans with those of one emoji joined: symbols with a zero-width joiner, a symbol and its marks, skin tone or tags, and
+    the two letters of a flag.
+    """
     joined: list[tuple[int, int]] = []
     for start, stop in spans:
-        touches, first = bool(joined) and joined[-1][1] == start, text[start]
-        if touches and ("\u200d" in text[start - 1 : start + 1] or is_mark(first) or "\U0001f3fb" <= first <= "\U0001f3ff"):
+        touches = bool(joined) and joined[-1][1] == start
+        if touches and (_CONTINUES_EMOJI.match(text, start) or text[start - 1] == "\u200d" or is_mark(text[start])):
+            joined[-1] = joined[-1][0], stop
+        elif touches and _FLAG.fullmatch(text, joined[-1][0], stop):
             joined[-1] = joined[-1][0], stop
         else:
             joined.append((start, stop))

@@ -176,7 +176,7 @@ class CombinedPredictor(BasePredictor):
         self.kind: TaskKind = encoder.kind
         self.encoder, self.models, self.exact = encoder, models, exact
         self.labels: tuple[str, ...] = encoder.labels
-        self.max_length = encoder.max_length
+        self.max_length = encoder.max_length if models.needs_encoder else UNCUT
         self.confidence = load_confidence(origin, COMBINED)
         self.trained_on_pairs = encoder.trained_on_pairs
 
@@ -198,7 +198,8 @@ class CombinedPredictor(BasePredictor):
         return KINDS[self.kind].outputs(logits), lengths
 
     def whole_lengths(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> IntArray:
-        return self.encoder.whole_lengths(texts, pairs)
+        counting = self.encoder if self.models.needs_encoder else next(iter(self.models.linear.values()))
+        return counting.whole_lengths(texts, pairs)
 
     def embeddings(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> FloatArray:
         return self.encoder.embeddings(texts, pairs)
