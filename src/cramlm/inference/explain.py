@@ -165,11 +165,10 @@ def _whole_emoji(text: str, spans: list[tuple[int, int]]) -> list[tuple[int, int
     """
     joined: list[tuple[int, int]] = []
     for start, stop in spans:
-        touches = bool(joined) and joined[-1][1] == start
-        if touches and (_CONTINUES_EMOJI.match(text, start) or text[start - 1] == "\u200d" or is_mark(text[start])):
-            joined[-1] = joined[-1][0], stop
-        elif touches and _FLAG.fullmatch(text, joined[-1][0], stop):
-            joined[-1] = joined[-1][0], stop
+        before = joined[-1] if joined and joined[-1][1] == start else None
+        follows = is_mark(text[start]) or text[start - 1] == "\u200d" or _CONTINUES_EMOJI.match(text, start)
+        if before and (follows or _FLAG.fullmatch(text, before[0], stop)):
+            joined[-1] = before[0], stop
         else:
             joined.append((start, stop))
     return joined
