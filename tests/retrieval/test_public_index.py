@@ -373,6 +373,9 @@ def test_bad_queries_are_refused_with_file_and_line(folder: Path, tmp_path: Path
     [
         (b"q1 0 hill 1\nq1 0 ship\n", ":2: 3 columns, expected 4: QUERY 0 DOCUMENT GRADE"),
         (b"q1 0 hill 1\nq1 0 ship high\n", ":2: the grade 'high' is not a whole number"),
+        (b"q1 0 hill 1000\nq1 0 ship 1001\n", ":2: the grade '1001' is over 1,000; is it the last column?"),
+        (b"q1 0 hill 3000000000\n", ":1: the grade '3000000000' is over 1,000; is it the last column?"),
+        (b"q1 0 hill -1000\nq1 0 ship -1001\n", ":2: the grade '-1001' is under -1,000; is it the last column?"),
         (b"q1 0 hill 1\nq1 0 hill 0\n", ":2: query 'q1' judges document 'hill' twice"),
         (b"q1 0 caf\xe9 1\n", ":1: not UTF-8"),
         (b"\n", ": no judgements"),

@@ -20,6 +20,7 @@ Qrels: TypeAlias = dict[str, dict[str, int]]
 
 TAG: Final = "cramlm"
 MEASURES: Final = ("nDCG@10", "R@100", "RR")
+_LARGEST_GRADE: Final = 1000  # trec_eval allocates memory in proportion to the largest grade
 _BEIR_HEADER: Final = ["query-id", "corpus-id", "score"]
 
 
@@ -42,7 +43,7 @@ def read_qrels(path: str | Path) -> Qrels:
     """Read relevance judgements in TREC's or BEIR's format.
 
     Raises:
-        UsageError: the file is missing. DataError: a damaged line, a document judged twice, or no judgement.
+        UsageError: the file is missing. DataError: a damaged line, a grade over 1,000, a document judged twice, or no judgement.
     """
     file = stamp_file(path).path
     assert isinstance(file, Path)
@@ -68,6 +69,9 @@ def read_qrels(path: str | Path) -> Qrels:
             value = int(grade)
         except ValueError as error:
             raise DataError(f"{file}:{number}: the grade {brief(grade)} is not a whole number; fix the line") from error
+        if abs(value) > _LARGEST_GRADE:
+            bound = f"over {_LARGEST_GRADE:,}" if value > 0 else f"under {-_LARGEST_GRADE:,}"
+            raise DataError(f"{file}:{number}: the grade {brief(grade)} is {bound}; is it the last column?")
         if document in (judged := qrels.setdefault(query, {})):
             raise DataError(f"{file}:{number}: query {brief(query)} judges document {brief(document)} twice; remove one line")
         judged[document] = value
