@@ -212,6 +212,16 @@ def test_folders_and_globs_give_data_files_once_in_sorted_order(tmp_path: Path) 
         expand_files([str(tmp_path / "empty")])
 
 
+def test_a_glob_that_matches_folders_only_is_refused_with_the_glob_of_their_files(tmp_path: Path) -> None:
+    (tmp_path / "data" / "sub").mkdir(parents=True)
+    for pattern in (f"{tmp_path}/data/*", f"{tmp_path}/data/*/"):
+        with pytest.raises(UsageError) as caught:
+            expand_files([pattern])
+        assert str(caught.value) == f"{pattern}: matches only folders; pass the folder, or {tmp_path}/data/*/*.jsonl"
+    file = written(tmp_path / "data" / "a.jsonl", b"x")
+    assert expand_files([f"{tmp_path}/data/*"]) == [file]
+
+
 def test_short_names_of_files_are_unique(tmp_path: Path) -> None:
     assert name_files([tmp_path / "a.csv", tmp_path / "b.csv"]) == ["a.csv", "b.csv"]
     assert name_files([tmp_path / "x/a.csv", tmp_path / "y/a.csv"]) == ["x/a.csv", "y/a.csv"]

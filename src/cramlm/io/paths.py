@@ -165,7 +165,7 @@ def expand_files(patterns: Iterable[str]) -> list[Path]:
     """Return every local file that the files, folders and globs name, once, sorted by path; folders include the data files below them.
 
     Raises:
-        UsageError: if something is missing, or a folder or glob has no data file.
+        UsageError: if something is missing, a folder has no data file, or a glob matches no file.
     """
     files: set[Path] = set()
     for pattern in patterns:
@@ -179,7 +179,10 @@ def expand_files(patterns: Iterable[str]) -> list[Path]:
             matches = {Path(match) for match in glob.glob(str(path), recursive=True)}  # noqa: PTH207 - takes absolute patterns, Path.glob does not
             if not matches:
                 raise UsageError(f"{pattern}: no file matches{_near_names(path)}; check the pattern")
-            files |= {match for match in matches if not match.is_dir()}
+            matched = {match for match in matches if not match.is_dir()}
+            if not matched:
+                raise UsageError(f"{pattern}: matches only folders; pass the folder, or {pattern.rstrip('/')}/*.jsonl")
+            files |= matched
         else:
             stamp_file(path)
             files.add(path)
