@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from commands import python
+from commands import cramlm, error_line, python
 from cramlm.errors import CramError, DataError, EnvironmentFault, UsageError
 from cramlm.io.paths import expand_files, file_format, name_files, stamp_file
 from cramlm.io.streams import ByteStream, Lines
@@ -220,6 +220,17 @@ def test_a_glob_that_matches_folders_only_is_refused_with_the_glob_of_their_file
         assert str(caught.value) == f"{pattern}: matches only folders; pass the folder, or {tmp_path}/data/*/*.jsonl"
     file = written(tmp_path / "data" / "a.jsonl", b"x")
     assert expand_files([f"{tmp_path}/data/*"]) == [file]
+
+
+@pytest.mark.parametrize("name", [b"b\xff.jsonl", b"folder\xff/b.jsonl"])
+def test_a_name_that_is_not_utf_8_is_refused_in_a_line_that_can_be_printed(tmp_path: Path, name: bytes) -> None:
+    path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name))
+    path.parent.mkdir(exist_ok=True)
+    path.write_text('{"text": "one"}\n')
+    shown = f"{tmp_path}/{name.decode('utf-8', 'backslashreplace')}"
+    for given in (path, tmp_path):
+        line = error_line(cramlm("index", given, "--out", tmp_path / "index"), 2)
+        assert line == f"{shown}: the name is not UTF-8; rename it"
 
 
 def test_short_names_of_files_are_unique(tmp_path: Path) -> None:

@@ -143,9 +143,16 @@ def stamp_file(name: str | Path) -> FileStamp:
     """Return the stamp of a local file.
 
     Raises:
-        UsageError: if it is missing (similar names are listed), a folder, or not a regular file. EnvironmentFault: if access is denied.
+        UsageError: if it is missing (similar names are listed), a folder, or not a regular file, or its absolute path is not UTF-8.
+        EnvironmentFault: if access is denied.
     """
     path = Path(name).expanduser()
+    absolute = str(path.absolute())
+    try:
+        absolute.encode()  # keys and reports hold it as UTF-8
+    except UnicodeEncodeError as error:
+        shown = absolute.encode(errors="backslashreplace").decode().replace(r"\udc", r"\x")  # Python decodes the byte FF as U+DCFF
+        raise UsageError(f"{shown}: the name is not UTF-8; rename it") from error
     try:
         status = path.stat()
     except (FileNotFoundError, NotADirectoryError) as error:
