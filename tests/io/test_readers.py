@@ -3,9 +3,9 @@ import io
 import json
 import re
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 
 from commands import python
 from cramlm.errors import DataError, UsageError
+from cramlm.io.parquet import ParquetFile
+from cramlm.io.paths import stamp_file
 from cramlm.io.readers import Reader
-from cramlm.io.rows import Column
+from cramlm.io.rows import Column, Row, RowCounts
 from cramlm.records import Event
 
 COLUMNS = (Column("text"), Column("label", "label", flag="--label-column"))
@@ -256,6 +258,41 @@ def test_a_damaged_parquet_page_is_reported_if_it_has_a_checksum(tmp_path: Path)
         damaged[place] ^= 4
         path.write_bytes(damaged)
         assert "damaged" in fault(path)
+
+
+def test_a_parquet_file_whose_column_names_are_not_utf_8_is_damaged(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "a.parquet", {"text": ["a", "b"]}, store_schema=False)
+    data = path.read_bytes()
+    for found in re.finditer(b"text", data):
+        path.write_bytes(data[: found.start()] + b"\xff" + data[found.start() + 1 :])
+        assert re.match(r": damaged, row 1 cannot be read \(.*\); copy or write it again", fault(path, (Column("text"),)))
+
+
+def test_a_parquet_file_with_a_dictionary_page_outside_of_it_is_damaged(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "a.parquet", {"text": ["a"] * 3000}, write_statistics=False)
+    data = path.read_bytes()
+    offsets = set()
+    for place in (place for place, byte in enumerate(data) if byte == 8):  # 4 as a number of Thrift's compact protocol
+        for byte in (7, 126):  # -4 and 63
+            damaged = data[:place] + bytes([byte]) + data[place + 1 :]
+            try:
+                offset = pq.read_metadata(io.BytesIO(damaged)).row_group(0).column(0).dictionary_page_offset
+            except OSError:
+                continue
+            if offset != 4:
+                offsets.add(offset)
+                path.write_bytes(damaged)
+                assert re.match(r": damaged, row 1 cannot be read \(.*\); copy or write it again", fault(path, (Column("text"),)))
+    assert -4 in offsets
+
+
+def test_an_error_that_the_consumer_of_parquet_rows_raises_is_not_reported_as_damage(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "a.parquet", {"text": ["a", "b"]})
+    counts = RowCounts(path, None)
+    generator = cast("Generator[Row, None, None]", ParquetFile(stamp_file(path)).rows((Column("text"),), counts, limit=1000))
+    next(generator)
+    with pytest.raises(UnicodeDecodeError):
+        generator.throw(UnicodeDecodeError("utf-8", b"\xff", 0, 1, "of the consumer"))
 
 
 def test_a_parquet_extension_on_other_content_is_reported(make: MakeFile) -> None:

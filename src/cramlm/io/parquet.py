@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,6 +19,10 @@ _BATCH_ROWS = 1024
 _BATCH_BYTES = 32_000_000  # maximum of a batch if every row is the longest text of its dictionary
 _BOMB_RATIO, _BOMB_BYTES = 200, 256_000_000
 _MAGIC = b"PAR1"
+
+
+class _DamagedError(ValueError):
+    pass
 
 
 class ParquetFile:
@@ -44,15 +49,19 @@ class ParquetFile:
             return
         _check_ends(path, self.stamp.bytes)
         try:
-            with path.open("rb") as handle, pq.ParquetFile(handle, page_checksum_verification=True, memory_map=False) as file:
-                schema = file.schema_arrow
-                indices = find_columns(path, schema.names, columns)
-                for column, index in zip(columns, indices, strict=True):
-                    if index is not None:
-                        _check_type(path, column, schema.field(index).type)
-                names = [column.name for column, index in zip(columns, indices, strict=True) if index is not None]
-                total = max(1, file.metadata.num_rows)
-                for batch in file.iter_batches(batch_size=_batch_rows(path, handle, file.metadata, names), columns=names):
+            with path.open("rb") as handle, contextlib.ExitStack() as stack:
+                with _names_decoded():
+                    file = stack.enter_context(pq.ParquetFile(handle, page_checksum_verification=True, memory_map=False))
+                    schema = file.schema_arrow
+                    indices = find_columns(path, schema.names, columns)
+                    for column, index in zip(columns, indices, strict=True):
+                        if index is not None:
+                            _check_type(path, column, schema.field(index).type)
+                    names = [column.name for column, index in zip(columns, indices, strict=True) if index is not None]
+                    total = max(1, file.metadata.num_rows)
+                    batch_rows = _batch_rows(path, handle, file.metadata, names, size=self.stamp.bytes)
+                    batches = file.iter_batches(batch_size=batch_rows, columns=names)
+                for batch in batches:
                     first = counts.rows_read
                     lists: dict[str, list[Any]] = {name: _values(batch.column(name)) for name in names}
                     for index in range(batch.num_rows):
@@ -67,12 +76,21 @@ class ParquetFile:
                             counts.rows_read += 1
                             yield row
                     self.raw_bytes = self.stamp.bytes * counts.rows_read // total
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, _DamagedError) as error:
             check_unchanged(self.stamp)
             raise_if_refused(error, path)
             what = " ".join(str(error).split())[:120]
             raise DataError(f"{path}: damaged, row {counts.rows_read + 1} cannot be read ({what}); copy or write it again") from error
         check_unchanged(self.stamp)
+
+
+@contextlib.contextmanager
+def _names_decoded() -> Iterator[None]:
+    """Turn the error of pyarrow for a name in the metadata that is not UTF-8 into _DamagedError."""
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        raise _DamagedError(f"a name in its metadata is not UTF-8: {error}") from error
 
 
 def _check_ends(path: Path | RemoteFile, size: int) -> None:
@@ -100,11 +118,12 @@ def _check_type(path: Path | RemoteFile, column: Column, kind: Any) -> None:
         raise DataError(f"{path}: column {column.name!r} has the type {kind}; convert it to strings, or pass {column.flag}")
 
 
-def _batch_rows(path: Path | RemoteFile, handle: Any, metadata: Any, names: Sequence[str]) -> int:
+def _batch_rows(path: Path | RemoteFile, handle: Any, metadata: Any, names: Sequence[str], *, size: int) -> int:
     """Return the rows per batch that bound its memory: in a file of 500 bytes, every row can refer to one long text in a dictionary.
 
     Raises:
-        DataError: if a column of a row group is very large and its compression ratio is implausible for text.
+        DataError: if a column of a row group is very large and its compression ratio is implausible for text. _DamagedError: if a
+        dictionary is outside of the file, which has `size` bytes.
     """
     longest = 1
     for number in range(metadata.num_row_groups):
@@ -112,11 +131,14 @@ def _batch_rows(path: Path | RemoteFile, handle: Any, metadata: Any, names: Sequ
         for chunk in (group.column(index) for index in range(group.num_columns)):
             if chunk.path_in_schema.split(".")[0] not in names and chunk.path_in_schema not in names:  # a list's is "label.list.element"
                 continue
-            size, packed = chunk.total_uncompressed_size, max(1, chunk.total_compressed_size)
-            if size > _BOMB_BYTES and size > _BOMB_RATIO * packed:
-                raise DataError(f"{path}: column {chunk.path_in_schema!r} grows {size // packed} times when decompressed; is it text?")
+            unpacked, packed = chunk.total_uncompressed_size, max(1, chunk.total_compressed_size)
+            if unpacked > _BOMB_BYTES and unpacked > _BOMB_RATIO * packed:
+                raise DataError(f"{path}: column {chunk.path_in_schema!r} grows {unpacked // packed} times when decompressed; is it text?")
             if chunk.has_dictionary_page:
-                longest = max(longest, min(size, _page_size(handle, chunk.dictionary_page_offset)))
+                offset = chunk.dictionary_page_offset
+                if not 0 <= offset < size:
+                    raise _DamagedError(f"its metadata has a dictionary at byte {offset:,} of {size:,}")
+                longest = max(longest, min(unpacked, _page_size(handle, offset)))
     return max(1, min(_BATCH_ROWS, _BATCH_BYTES // longest))
 
 
