@@ -297,7 +297,7 @@ def test_an_error_that_the_consumer_of_parquet_rows_raises_is_not_reported_as_da
 
 def test_a_parquet_extension_on_other_content_is_reported(make: MakeFile) -> None:
     assert "named .parquet but looks like text" in fault(make("a.parquet", TABLE))
-    assert "named like text but looks like parquet; rename it to .parquet" in fault(make("a.csv", b"PAR1...."))
+    assert "named like text but looks like parquet; rename it to .parquet" in fault(make("a.csv", b"PAR1\x15\x04\x15\0"))
 
 
 def test_standard_input_holds_json_lines_or_lines(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,16 @@
+import bz2
 import gzip
 import hashlib
+import io
+import lzma
 import os
 import tarfile
 import textwrap
 import zipfile
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import zstandard
 
@@ -135,6 +140,35 @@ UTF_16, UTF_32 = ("text,label\na,b\n".encode(encoding) for encoding in ("utf-16"
 def test_content_that_contradicts_the_name_or_is_not_utf_8_is_reported(tmp_path: Path, name: str, data: bytes, message: str) -> None:
     with pytest.raises(DataError, match=message):
         read(written(tmp_path / name, data))
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz"])
+@pytest.mark.parametrize("text", [b"PAR1 antagonists in harbour\n", b"BZhou rain\n", b"BZh9 is a name\n", b"%PDF-files are not read\n"])
+def test_a_text_may_begin_like_another_format(tmp_path: Path, name: str, text: bytes) -> None:
+    assert read(written(tmp_path / name, compressed(Path(name).suffix if name != "a.txt" else "", text))) == text
+
+
+def parquet() -> bytes:
+    file = io.BytesIO()
+    pq.write_table(pa.table({"text": ["x" * 3000]}), file)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [
+        (parquet(), "parquet"),
+        (bz2.compress(TEXT), "bzip2"),
+        (bz2.compress(b"", 1), "bzip2"),
+        (b"%PDF-1.7\n%...", "a PDF"),
+        (lzma.compress(TEXT), "xz"),
+    ],
+)
+def test_files_of_other_formats_that_are_named_like_text_are_refused(tmp_path: Path, data: bytes, kind: str) -> None:
+    with pytest.raises(DataError, match=f"named like text but looks like {kind}; "):
+        read(written(tmp_path / "a.txt", data))
+    with pytest.raises(DataError, match=f"holds {kind}, not text; "):
+        read(written(tmp_path / "a.txt.gz", compressed(".gz", data)))
 
 
 def test_archives_are_rejected_whatever_their_name(tmp_path: Path) -> None:

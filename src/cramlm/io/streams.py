@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import re
 import sys
 import zlib
 from collections.abc import Iterator
@@ -25,16 +26,15 @@ from cramlm.storage.locks import environment_faults
 _BLOCK = 1 << 20
 _FEED = 2048
 _LARGEST_WINDOW = 1 << 31  # bytes; the largest that zstd writes
-_MAGIC = (
-    (b"\x1f\x8b", "gzip"),
-    (b"\x28\xb5\x2f\xfd", "zstd"),
-    (b"PAR1", "parquet"),
-    (b"PK\x03\x04", "a zip archive"),
-    (b"PK\x05\x06", "a zip archive"),
-    (b"7z\xbc\xaf\x27\x1c", "a 7z archive"),
-    (b"\xfd7zXZ\x00", "xz"),
-    (b"BZh", "bzip2"),
-    (b"%PDF-", "a PDF"),
+_MAGIC = (  # patterns; a text may begin with `PAR1`, `BZh` and `%PDF-`, so that these need what follows
+    (rb"\x1f\x8b", "gzip"),
+    (rb"\x28\xb5\x2f\xfd", "zstd"),
+    (rb"PAR1(?s:.){,4096}?\0", "parquet"),  # the header of the first page ends with a zero
+    (rb"PK(\x03\x04|\x05\x06)", "a zip archive"),
+    (rb"7z\xbc\xaf\x27\x1c", "a 7z archive"),
+    (rb"\xfd7zXZ\0", "xz"),
+    (rb"BZh[1-9](1AY&SY|\x17rE8P\x90)", "bzip2"),  # a block, or the end of an empty stream
+    (rb"%PDF-\d\.", "a PDF"),
 )
 _BOMS = (  # the longer first: UTF-32's begins with UTF-16's
     (b"\xff\xfe\x00\x00", "UTF-32"),
@@ -229,7 +229,7 @@ def open_bytes(path: Path | RemoteFile) -> Iterator[BinaryIO | RemoteBytes]:
 def look_like(head: bytes) -> str | None:
     """Return the format of a file by its first bytes; None if it may be text."""
     for magic, name in _MAGIC:
-        if head.startswith(magic):
+        if re.match(magic, head):
             return name
     if head[1:4] == b"\x2a\x4d\x18" and head[0] >> 4 == 5:
         return "zstd"  # a skippable frame, as parallel and seekable writers put first
