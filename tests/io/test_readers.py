@@ -97,6 +97,9 @@ def test_a_missing_column_is_reported_with_the_existing_ones(make: MakeFile, hea
         ("a.jsonl", b'{"text": "a"}\n{"text": "c\xe9"}\n', 2, "byte 0xE9 at offset 25 of the file is not UTF-8"),
         ("a.txt", b"a\nc\0c\n", 2, "NUL byte at offset 3 of the file"),
         ("a.txt", b"a\nc\xe9\n", 2, "byte 0xE9 at offset 3 of the file is not UTF-8"),
+        ("a.jsonl", b'\xef\xbb\xbf{"text":"ok"}\n{"text":"b\xff"}\n', 2, "byte 0xFF at offset 27 of the file is not UTF-8"),
+        ("a.csv", b"\xef\xbb\xbftext,label\nc\0c,d\n", 2, "NUL byte at offset 15 of the file"),
+        ("a.txt", b"\xef\xbb\xbfa\xff\n", 1, "byte 0xFF at offset 4 of the file is not UTF-8"),
     ],
 )
 def test_an_invalid_row_is_reported_with_its_line(make: MakeFile, name: str, content: bytes, line: int, words: str) -> None:
@@ -301,9 +304,10 @@ def test_a_parquet_extension_on_other_content_is_reported(make: MakeFile) -> Non
 
 
 def test_standard_input_holds_json_lines_or_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    for content, expected in ((b'{"text": "a"}\n{"text": "b"}\n', [("a",), ("b",)]), (b"a\nb\n", [("a",), ("b",)])):
-        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
-        assert rows(Path("-"), (Column("text"),), txt_rows="lines") == expected
+    for content in (b'{"text": "a"}\n{"text": "b"}\n', b"a\nb\n"):
+        for mark in (b"", b"\xef\xbb\xbf"):
+            monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(mark + content)))
+            assert rows(Path("-"), (Column("text"),), txt_rows="lines") == [("a",), ("b",)]
 
 
 WORDS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)

@@ -118,7 +118,7 @@ class Reader:
         blocks, format_ = stream.blocks(), self._format
         if format_ == "stdin":
             first = next(blocks, b"")
-            format_ = "jsonl" if first.lstrip().startswith(b"{") else "txt"
+            format_ = "jsonl" if first.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"{") else "txt"
             blocks = itertools.chain([first], blocks)
         lines = Lines(blocks, limit=self._limit)
         match format_:

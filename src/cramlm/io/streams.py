@@ -1,15 +1,17 @@
 """Strict reading of files as decompressed bytes and lines.
 
-path -> magic bytes match the name -> gzip / zstd decompression in bounded memory -> byte-order mark -> lines. A truncated or damaged
-stream, an archive and a file that changes while it is read raise an error. Compressed input is decompressed 2 KB at a time: at zstd's
-largest ratio (131,072 : 4) one call returns at most 64 MB, at a cost of 0.1 s per 40 MB of text. zstd frames may have windows of up to 2
-GiB (`zstd --long=31`); memory is used only for the part of the window that is filled.
+path -> magic bytes match the name -> gzip / zstd decompression in bounded memory -> lines without a byte order mark. A truncated or
+damaged stream, an archive and a file that changes while it is read raise an error. Compressed input is decompressed 2 KB at a time: at
+zstd's largest ratio (131,072 : 4) one call returns at most 64 MB, at a cost of 0.1 s per 40 MB of text. zstd frames may have windows of up
+to 2 GiB (`zstd --long=31`); memory is used only for the part of the window that is filled.
 """
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import hashlib
+import itertools
 import re
 import sys
 import zlib
@@ -42,7 +44,6 @@ _BOMS = (  # the longer first: UTF-32's begins with UTF-16's
     (b"\xff\xfe", "UTF-16"),
     (b"\xfe\xff", "UTF-16"),
 )
-_UTF8_BOM = b"\xef\xbb\xbf"
 _BOMB_RATIO, _BOMB_BYTES = 100, 100_000_000
 
 
@@ -164,13 +165,11 @@ class ByteStream:
     def _text(self, blocks: Iterator[bytes]) -> Iterator[bytes]:
         for block in blocks:
             if self.text_bytes == 0:
-                self.text_bytes = len(block)
-                yield self._first(block)
-            else:
-                self.text_bytes += len(block)
-                yield block
+                self._check_text(block)
+            self.text_bytes += len(block)
+            yield block
 
-    def _first(self, block: bytes) -> bytes:
+    def _check_text(self, block: bytes) -> None:
         for mark, encoding in _BOMS:
             if block.startswith(mark):
                 raise DataError(
@@ -178,14 +177,13 @@ class ByteStream:
                 )
         if (kind := look_like(block)) is not None:
             raise DataError(f"{self.path}: holds {kind}, not text; extract it and pass the files")
-        return block.removeprefix(_UTF8_BOM)
 
 
 class Lines:
     """Lines of a byte stream as (number from 1, byte offset, line without LF); the line is None if it is over `limit` bytes.
 
-    Lines end at LF; a CR before it is kept. If the first block has CR but no LF, lines end at CR. `unterminated` becomes True with a last
-    line that has no line end.
+    Lines end at LF; a CR before it is kept. If the first block has CR but no LF, lines end at CR. A UTF-8 byte order mark belongs to no
+    line, but offsets count it. `unterminated` becomes True with a last line that has no line end.
     """
 
     def __init__(self, blocks: Iterator[bytes], *, limit: int) -> None:
@@ -194,10 +192,12 @@ class Lines:
         self.unterminated = False
 
     def __iter__(self) -> Iterator[tuple[int, int, bytes | None]]:
-        separator, number, offset = b"", 0, 0
+        first = next(self._blocks, b"")
+        number, offset = 0, len(codecs.BOM_UTF8) if first.startswith(codecs.BOM_UTF8) else 0
+        first = first[offset:]
+        separator = b"\n" if b"\n" in first or b"\r" not in first else b"\r"
         tail, skipped, limit = b"", 0, self._limit  # skipped: bytes of an overlong line that were dropped
-        for block in self._blocks:
-            separator = separator or (b"\n" if b"\n" in block or b"\r" not in block else b"\r")
+        for block in itertools.chain([first], self._blocks):
             parts = (tail + block).split(separator)
             tail = parts.pop()
             for part in parts:
