@@ -17,6 +17,8 @@ import zstandard
 from commands import cramlm, error_line, python
 from cramlm.errors import CramError, DataError, EnvironmentFault, UsageError
 from cramlm.io.paths import expand_files, file_format, name_files, stamp_file
+from cramlm.io.readers import Reader
+from cramlm.io.rows import Column
 from cramlm.io.streams import ByteStream, Lines
 
 TEXT = "".join(f'{{"text": "line {number} of a file that is long enough to be cut at many places"}}\n' for number in range(2000)).encode()
@@ -224,6 +226,15 @@ def test_lines_and_offsets_do_not_depend_on_blocks(cuts: int, end: bytes) -> Non
     assert [number for number, _, _ in found] == [1, 2, 3, 4]
     assert all(data[offset:].startswith(line) for _, offset, line in found)
     assert lines.unterminated
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
+@pytest.mark.parametrize("first", [2**20 - 2, 2**20 - 1])
+def test_the_line_end_of_a_file_does_not_depend_on_where_its_first_block_ends(tmp_path: Path, end: bytes, first: int) -> None:
+    expected = ["x" * first, "second line", "", "fourth"]
+    path = written(tmp_path / "a.txt", end.join([*(line.encode() for line in expected), b""]))
+    reader = Reader(path, (Column("text"),), txt_rows="lines")
+    assert [row.values[0] for row in reader] == expected
 
 
 @pytest.mark.parametrize("cuts", [1, 5, 1000])

@@ -193,6 +193,8 @@ class Lines:
 
     def __iter__(self) -> Iterator[tuple[int, int, bytes | None]]:
         first = next(self._blocks, b"")
+        if first.endswith(b"\r"):  # the next block may begin with its LF
+            first += next(self._blocks, b"")
         number, offset = 0, len(codecs.BOM_UTF8) if first.startswith(codecs.BOM_UTF8) else 0
         first = first[offset:]
         separator = b"\n" if b"\n" in first or b"\r" not in first else b"\r"
