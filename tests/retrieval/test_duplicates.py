@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from retrieval_fixtures import invented_texts
 from selection_fixtures import make_task, report_of, select, write_corpus
@@ -37,11 +37,19 @@ def test_texts_of_symbols_alone_are_near_duplicates_only_if_they_are_equal(tmp_p
     assert duplicates.twin(9, "😀  😀\n") == (0, 1.0)
 
 
+@example(1.0)
 @given(st.floats(0.01, 1))
 def test_the_table_finds_a_pair_at_the_threshold_and_uses_at_most_128_permutations(threshold: float) -> None:
     rows, bands = bands_for(threshold)
     assert rows * bands <= 128
     assert rows == 1 or 1 - (1 - threshold**rows) ** bands >= 0.999
+    assert bands >= 2  # datasketch has no table of one band
+
+
+def test_at_a_threshold_of_one_only_passages_of_the_same_words_are_near_duplicates(tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path, [BASE[0], changed(BASE[0], 1), BASE[1], BASE[0].upper()])
+    duplicates = NearDuplicates(corpus, 1.0)
+    assert [duplicates.twin(position, corpus.text(position)) for position in range(4)] == [None, None, None, (0, 1.0)]
 
 
 def test_dropped_passages_are_those_of_comparing_all_pairs(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def jaccard(one: set[str], other: set[str]) -> float:
 
 def bands_for(threshold: float) -> tuple[int, int]:
     """Return (rows, bands) of the table: the most rows with which a pair at the threshold shares a band with probability 99.9 %."""
-    for rows in range(_PERMUTATIONS, 1, -1):
+    for rows in range(_PERMUTATIONS // 2, 1, -1):  # datasketch needs two bands
         bands = _PERMUTATIONS // rows
         if 1 - (1 - threshold**rows) ** bands >= _RECALL:
             return rows, bands
