@@ -66,6 +66,12 @@ def test_max_words_truncates_texts_and_drops_whole_phrases(corpus: Corpus) -> No
     assert query_texts([text, "x"], corpus, source="phrases", max_words=1)[0] == "wide river delta"  # one stays, however long
 
 
+def test_max_words_truncates_a_text_without_a_key_phrase(corpus: Corpus) -> None:
+    text = "Ati, ni ati ni. Ati ni!"
+    assert query_texts([text], corpus, source="phrases", max_words=3) == ["Ati, ni ati"]
+    assert query_texts([text], corpus, source="phrases", max_words=6) == [text]
+
+
 @given(st.text(st.characters(codec="utf-8"), max_size=60), st.integers(1, 5))
 def test_tokens_hold_the_whole_text_and_its_first_words_are_its_beginning(text: str, most: int) -> None:
     tokens = cut_into_tokens(text)

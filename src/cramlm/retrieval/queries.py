@@ -31,12 +31,14 @@ _JOINING: Final = frozenset("-'’‐‑")
 
 def query_texts(texts: Sequence[str], corpus: Corpus, *, source: QueriesOf, max_words: int | None) -> list[str]:
     """Return a query for every text, in order. max_words: longer queries are truncated; key phrases are dropped whole, except the first. A
-    text without a key phrase is its own query.
+    text without a key phrase is its own query, truncated, too.
     """
     if source == "text":
-        return list(texts) if max_words is None else [first_words(text, max_words) for text in texts]
+        return [_beginning(text, max_words) for text in texts]
     stop = stop_words(corpus, texts)
-    queries = {text: ", ".join(_truncated(key_phrases(text, stop), max_words)) or text for text in dict.fromkeys(texts)}
+    queries = {
+        text: ", ".join(_truncated(key_phrases(text, stop), max_words)) or _beginning(text, max_words) for text in dict.fromkeys(texts)
+    }
     return [queries[text] for text in texts]
 
 
@@ -66,6 +68,10 @@ def first_words(text: str, most: int) -> str:
     tokens = cut_into_tokens(text)
     words = [number for number, token in enumerate(tokens) if token.is_word]
     return text if len(words) <= most else "".join(token.text + token.space for token in tokens[: words[most]]).rstrip()
+
+
+def _beginning(text: str, max_words: int | None) -> str:
+    return text if max_words is None else first_words(text, max_words)
 
 
 def _truncated(phrases: list[str], max_words: int | None) -> list[str]:
