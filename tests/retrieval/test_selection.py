@@ -4,6 +4,7 @@ import math
 import re
 import tracemalloc
 import unicodedata
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from cramlm.config.retriever import Bm25Config, DsirConfig, RandomConfig, Retrie
 from cramlm.config.run import CorpusConfig
 from cramlm.data.corpus import build_corpus
 from cramlm.errors import DataError, UsageError
-from cramlm.records import Event, Selection
+from cramlm.records import Event, Example, Selection
 from cramlm.retrieval.bm25.index import build_index
 from cramlm.retrieval.ranking import CHARACTERS_PER_TOKEN
 from cramlm.retrieval.selection import read_selection
@@ -175,6 +176,15 @@ def test_documents_with_held_out_text_are_left_out_and_listed(world: World, tmp_
     assert dropped[0]["reason"]
     assert dropped[0]["match"] in HELD_OUT
     assert report_of(tmp_path / "out")["dropped"] == {dropped[0]["reason"]: 1}
+
+
+@pytest.mark.parametrize("split", ["dev", "test"])
+def test_a_selection_is_made_again_if_a_held_out_example_has_another_id(world: World, tmp_path: Path, split: str) -> None:
+    for name in ("1", "3"):
+        task = replace(make_task(["clever owls watch the lazy dog"]), **{split: (Example(name, HELD_OUT, None, "a"),)})
+        selection = select(world, task, tmp_path / "out", Bm25Config(top_k=10))
+        assert 400 not in selection.position
+        assert [row["example"] for row in read_jsonl(tmp_path / "out" / "dropped.jsonl")] == [name]
 
 
 def test_a_selection_is_made_once_and_reports_why_it_is_made_again(world: World, tmp_path: Path) -> None:

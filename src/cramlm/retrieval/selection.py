@@ -29,7 +29,7 @@ from cramlm.config.retriever import RetrieverConfig, members_of
 from cramlm.data.corpus import Corpus, largest_sources
 from cramlm.data.task import task_fingerprint
 from cramlm.errors import DataError, counted
-from cramlm.records import Emit, Event, FloatArray, Int32Array, IntArray, Selection, Task, count, silent
+from cramlm.records import Emit, Event, Example, FloatArray, Int32Array, IntArray, Selection, Task, count, silent
 from cramlm.retrieval.duplicates import NearDuplicates, require_datasketch
 from cramlm.retrieval.ranking import (
     CHARACTERS_PER_TOKEN,
@@ -45,7 +45,7 @@ from cramlm.retrieval.ranking import (
 from cramlm.retrieval.retrievers import RetrievalContext, build_retriever, check_bounded
 from cramlm.retrieval.statistics import compare_with_corpus
 from cramlm.storage.arrays import check_column, column_numbers, number_column, open_table, save_table, string_column
-from cramlm.storage.artifacts import Artifact, open_artifact, stage
+from cramlm.storage.artifacts import Artifact, hash_json, open_artifact, stage
 
 KIND: Final = STAGE
 SELECTION_FILE: Final = "selection.arrow"
@@ -199,6 +199,7 @@ def select_documents(
         "config": config.model_dump(mode="json"),
         "corpus": corpus.fingerprint,
         "task": {split: value for split, value in task_fingerprint(task).items() if split != "labels"},
+        "held_out_ids": hash_json([example.id for example in _held_out(task)]),  # dropped.jsonl has them
         **retriever.key,
     }
 
@@ -223,6 +224,10 @@ def read_selection(path: Path) -> Selection:
         ArtifactError: it is missing or damaged.
     """
     return SelectionTable.open(path).numbers()
+
+
+def _held_out(task: Task) -> list[Example]:
+    return [*task.dev, *task.test]
 
 
 def rank_weights(rank: Int32Array, decay: float) -> FloatArray:
@@ -273,8 +278,7 @@ class _Writer:
         if self._filtered is None or self._filtered[0] is not ranking:
             threshold = self._config.near_duplicates
             duplicates = None if threshold is None else NearDuplicates(self._corpus, threshold)
-            held_out = [*self._task.dev, *self._task.test]
-            parts = filter_ranking(ranking, self._corpus, held_out, bound_of(self._config), duplicates=duplicates)
+            parts = filter_ranking(ranking, self._corpus, _held_out(self._task), bound_of(self._config), duplicates=duplicates)
             self._filtered = ranking, list(parts)
         return self._filtered[1]
 
