@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -200,6 +201,62 @@ def test_files_of_the_user_are_not_mixed_with_an_index(tmp_path: Path, name: str
     with pytest.raises(UsageError, match=rf"holds other files \({name}\) and no index of cramlm; pass a new or empty folder"):
         cramlm.Index.build(TEXTS, tmp_path)
     assert [(path.name, path.read_text("utf-8")) for path in tmp_path.iterdir()] == [(name, "mine")]
+
+
+@pytest.mark.parametrize("other", ["", "parts/mine.txt", "corpora/mine.txt", "texts.jsonl"])
+def test_a_catalog_of_the_user_is_kept_and_nothing_is_written_beside_it(tmp_path: Path, other: str) -> None:
+    folder = tmp_path / "project"
+    mine = [write_lines(tmp_path / "corpus.jsonl", {"text": "a red ship"}), folder / "catalog.json", *([folder / other] if other else [])]
+    for path in mine[1:]:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text('{"text": "a catalog of books", "index": 5}\n', "utf-8")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert "holds other files (catalog.json" in error_line(
+        command("index", mine[-1] if other == "texts.jsonl" else mine[0], "-o", folder), 2
+    )
+    for source in (mine[0], ["a text"]):
+        with pytest.raises(UsageError, match=r"project: holds other files \(catalog.json.* and no index of cramlm"):
+            cramlm.Index.build(source, folder)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_a_store_with_a_catalog_of_the_user_gets_no_index(tmp_path: Path) -> None:
+    cramlm.Index.build(TEXTS, tmp_path)
+    (tmp_path / "catalog.json").write_text('{"my": "catalog of books"}', "utf-8")
+    with pytest.raises(UsageError, match=r"catalog.json: is not the catalog of an index, and would be replaced; rename it, or pass"):
+        cramlm.Index.build(TEXTS, tmp_path)
+    assert (tmp_path / "catalog.json").read_text("utf-8") == '{"my": "catalog of books"}'
+
+
+def test_a_file_of_the_user_named_as_that_of_texts_is_kept(tmp_path: Path) -> None:
+    texts = write_lines(tmp_path / "texts.jsonl", {"text": "a red ship"})
+    assert "holds other files (texts.jsonl)" in error_line(command("index", texts, "-o", tmp_path), 2)
+    assert texts.read_text("utf-8") == '{"text": "a red ship"}\n'
+
+
+@pytest.mark.parametrize("left", [("texts.jsonl",), ("texts.jsonl", "parts"), ("texts.jsonl", "parts", "corpora"), ("parts",)])
+def test_an_interrupted_build_is_continued_at_any_stage(tmp_path: Path, left: tuple[str, ...]) -> None:
+    finished = cramlm.Index.build(TEXTS, tmp_path / "index")
+    for path in finished.path.iterdir():
+        if path.name not in left and not path.name.startswith("."):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    assert cramlm.Index.build(TEXTS, tmp_path / "index").bm25.fingerprint == finished.bm25.fingerprint
+
+
+def test_a_build_that_was_interrupted_in_its_first_part_is_continued(tmp_path: Path) -> None:
+    (tmp_path / "parts" / ".0123.tmp-host-1-0123456789ab").mkdir(parents=True)
+    (tmp_path / "parts" / ".0123.lock").touch()
+    assert cramlm.Index.build(write_lines(tmp_path / ".corpus.jsonl", {"text": "a red ship"}), tmp_path).search("ship").ids == [
+        [".corpus.jsonl:1"]
+    ]
+
+
+def test_the_files_of_an_index_are_not_replaced_by_results(folder: Path) -> None:
+    before = (folder / "index/catalog.json").read_bytes()
+    for name in ("catalog.json", "hits.trec"):
+        line = error_line(command("search", folder / "index", "--queries", folder / "queries.txt", "--run", folder / "index" / name), 2)
+        assert line == f"{folder / 'index' / name}: is inside the index folder {folder / 'index'}; write the file outside of it"
+    assert (folder / "index/catalog.json").read_bytes() == before
 
 
 def test_queries_and_ids_that_are_no_strings_are_named(index: cramlm.Index, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ INDEX/parts, corpora, segments, indexes      the content: INDEX is a store, whic
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
@@ -28,11 +29,11 @@ from cramlm.retrieval.bm25.analysis import PLAIN, Analyzer
 from cramlm.retrieval.bm25.index import BM25, Bm25Index, build_index
 from cramlm.retrieval.bm25.search import Norm, Scoring
 from cramlm.retrieval.ranking import best_of_hits
-from cramlm.storage.artifacts import publish_file, refuse_other_files
+from cramlm.storage.artifacts import CATALOG, MANIFEST, is_index_folder, is_published, publish_file, refuse_other_files
 from cramlm.storage.locks import environment_faults
 
-CATALOG: Final = "catalog.json"
 TEXTS: Final = "texts.jsonl"
+_STAGES: Final = ("parts", "corpora", "segments", "indexes")
 
 Source: TypeAlias = str | Path | Iterable[str | Path] | Mapping[str, str]
 """What to index: files, folders or globs; or texts, with ids as a mapping."""
@@ -162,7 +163,6 @@ class Index:
         if (texts := _texts_of(source)) is not None:
             if settings.get("on_bad_row") != "skip":
                 _refuse_surrogates(texts)
-            _save_texts(folder, texts)
             files: tuple[str, ...] = (str(folder / TEXTS),)
             columns = {"passage_words": 0, "duplicates": "none"} | columns
         else:
@@ -171,7 +171,11 @@ class Index:
             config = CorpusConfig(files=files, **columns)
         except ValidationError as error:
             raise UsageError(explain_validation_error(error)) from error
-        return build_catalog(config, folder, scoring=scoring, analyzer=analyzer, workers=workers, emit=emit)
+        if texts is None:
+            _refuse_other_files(folder)
+        else:
+            _save_texts(folder, texts)
+        return _build(config, folder, scoring=scoring, analyzer=analyzer, workers=workers, emit=emit)
 
     @staticmethod
     def open(path: str | Path) -> Index:
@@ -262,7 +266,20 @@ def build_catalog(
     Raises:
         UsageError: as `Index.build`.
     """
-    _refuse_other_files(folder, TEXTS)
+    _refuse_other_files(folder)
+    return _build(config, folder, scoring=scoring, analyzer=analyzer, workers=workers, executor=executor, emit=emit)
+
+
+def _build(
+    config: CorpusConfig,
+    folder: Path,
+    *,
+    scoring: Scoring,
+    analyzer: Analyzer,
+    workers: int | None,
+    executor: Executor | None = None,
+    emit: Emit,
+) -> Index:
     corpus = build_corpus(config, folder, workers=workers, executor=executor, emit=emit)
     index = build_index(corpus, folder, analyzer=analyzer, workers=workers or available_cores(), executor=executor, emit=emit)
     catalog: dict[str, Any] = {"corpus": str(corpus.path.relative_to(folder)), "index": str(index.path.relative_to(folder))}
@@ -333,15 +350,26 @@ def _save_texts(folder: Path, texts: Mapping[str, str]) -> None:
     content = "".join(json.dumps({"id": name, "text": text}) + "\n" for name, text in texts.items()).encode()
     path = folder / TEXTS
     with environment_faults(path):
-        if path.is_file() and path.read_bytes() == content:
+        written = path.is_file() and path.read_bytes() == content
+    _refuse_other_files(folder, *([TEXTS] if written else []))
+    if not written:
+        publish_file(path, content)
+
+
+def _refuse_other_files(folder: Path, *unfinished: str) -> None:
+    """Check that an index in this folder is beside no files of the user, and replaces none. unfinished: files that an interrupted call left.
+
+    Raises:
+        UsageError: if the folder has other files, but neither the catalog of an index nor a published corpus or part.
+    """
+    with environment_faults(folder):
+        if is_index_folder(folder):
             return
-    _refuse_other_files(folder)
-    publish_file(path, content)
-
-
-def _refuse_other_files(folder: Path, *own: str) -> None:
-    """Check that an index in this folder is beside no files of the user, and replaces none. own: a file that may be there alone."""
-    refuse_other_files(folder, own=("corpora", "parts", *own), what="index of cramlm")
+        own = [name for name in ("parts", "corpora") if any(is_published(file.parent) for file in (folder / name).glob(f"*/{MANIFEST}"))]
+        begun = [name for name in _STAGES if (folder / name).is_dir() and not any((folder / name).glob("[!.]*"))]
+    refuse_other_files(folder, own=own, what="index of cramlm", unfinished=(*begun, *unfinished))
+    if os.path.lexists(folder / CATALOG):
+        raise UsageError(f"{folder / CATALOG}: is not the catalog of an index, and would be replaced; rename it, or pass another folder")
 
 
 def _check_top_k(top_k: int) -> None:

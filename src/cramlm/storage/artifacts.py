@@ -46,6 +46,7 @@ from cramlm.storage.locks import (
 )
 
 MANIFEST = "manifest.json"
+CATALOG: Final = "catalog.json"  # of an index folder, which retrieval/index.py writes
 FORMAT = 1
 SMALL_FILE = 1 << 20  # bytes; hashes of files up to this size are checked whenever the folder is opened
 _EDITABLE: Final = (".json", ".jsonl", ".txt")  # endings of files that are text
@@ -149,12 +150,12 @@ def _behind_links(target: Path) -> Path:
 
 
 def refuse_output(target: Path, *inputs: str | Path | None, published: Sequence[Path] = ()) -> None:
-    """Check that writing a file replaces neither a file that is read nor one of a published folder.
+    """Check that writing a file replaces neither a file that is read nor one of a published folder or an index folder.
 
     published: folders that the same command publishes.
 
     Raises:
-        UsageError: if `target` is one of `inputs`, lies in a published folder, is a folder, or is `-`.
+        UsageError: if `target` is one of `inputs`, lies in a published folder or an index folder, is a folder, or is `-`.
     """
     if str(target) == "-":
         raise UsageError("-: standard output cannot be written here; pass the name of a file")
@@ -165,16 +166,31 @@ def refuse_output(target: Path, *inputs: str | Path | None, published: Sequence[
             raise UsageError(f"{target}: is the file to read, which would be replaced; pass another file to write")
         own = [Path(os.path.realpath(folder)) for folder in published]
         for folder in Path(os.path.realpath(target)).parents:
-            if folder in own or ((folder / MANIFEST).is_file() and _is_published(folder)):
+            if folder in own or ((folder / MANIFEST).is_file() and is_published(folder)):
                 raise UsageError(f"{target}: is inside a folder whose files cramlm verifies; write the file outside of it")
+            if is_index_folder(folder):
+                raise UsageError(f"{target}: is inside the index folder {folder}; write the file outside of it")
 
 
-def _is_published(folder: Path) -> bool:
+def is_published(folder: Path) -> bool:
+    """Return True if a folder has an undamaged manifest."""
     try:
         _read_manifest(folder)
     except CramError:
         return False
     return True
+
+
+def is_index_folder(folder: Path) -> bool:
+    """Return True if a folder has the catalog of an index: an object in which `corpus` and `index` are strings."""
+    file = folder / CATALOG
+    if not file.is_file() or file.stat().st_size > SMALL_FILE:
+        return False
+    try:
+        catalog = json.loads(file.read_bytes())
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(catalog, dict) and all(isinstance(catalog.get(name), str) for name in ("corpus", "index"))
 
 
 def refuse_foreign(target: Path, *, kind: str) -> None:
@@ -194,10 +210,11 @@ def refuse_foreign(target: Path, *, kind: str) -> None:
         raise UsageError(f"{target}: holds {there}, which would be replaced; choose another folder, or remove it")
 
 
-def refuse_other_files(folder: Path, *, own: Iterable[str], what: str) -> None:
+def refuse_other_files(folder: Path, *, own: Iterable[str], what: str, unfinished: Iterable[str] = ()) -> None:
     """Check that a folder that stages are written to holds nothing else. Hidden files do not count.
 
-    own: names one of which is there if the folder is used for this already. what: it is used for, as users read it.
+    own: names one of which is there if the folder is used for this already. what: it is used for, as users read it. unfinished: names that
+    an interrupted call left; they do not count, either.
 
     Raises:
         UsageError: if it has files but none of `own`, or is a file.
@@ -207,7 +224,7 @@ def refuse_other_files(folder: Path, *, own: Iterable[str], what: str) -> None:
             return
         if not folder.is_dir():
             raise UsageError(f"{folder}: is a file; pass a folder as --out")
-        present = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+        present = sorted({path.name for path in folder.iterdir() if not path.name.startswith(".")} - set(unfinished))
     if present:
         shown = f"{present[0]} and {len(present) - 1} more" if len(present) > 1 else present[0]
         raise UsageError(f"{folder}: holds other files ({shown}) and no {what}; pass a new or empty folder as --out")
