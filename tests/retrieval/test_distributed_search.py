@@ -24,7 +24,7 @@ from cramlm.errors import ArtifactError, EnvironmentFault, UsageError
 from cramlm.io.executors import Executor, OnEvent, Processes, connect_ray, import_function
 from cramlm.records import Emit, Event
 from cramlm.retrieval.bm25 import segment as segment_module
-from cramlm.retrieval.bm25.distributed import DistributedSearch, publish_search, run_search
+from cramlm.retrieval.bm25.distributed import DistributedSearch, publish_search, remove_searches, run_search
 from cramlm.retrieval.bm25.index import Bm25Index, build_index
 from cramlm.retrieval.bm25.search import Scoring
 from cramlm.retrieval.retrievers import Distribution
@@ -184,6 +184,40 @@ def test_a_selection_has_the_same_bytes_and_leaves_no_files_of_the_search(
     plain, distributed = (open_artifact(tmp_path / name, kind="selection").fingerprint for name in ("plain", "distributed"))
     assert distributed == plain
     assert not distribution.folder.exists()
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "0123456789abcdef/notes.txt", "0123456789abcdef/batch/notes.txt"])
+def test_a_folder_of_the_user_with_the_name_of_a_distributed_search_is_kept(
+    corpus: Corpus, index: Bm25Index, tmp_path: Path, name: str
+) -> None:
+    mine = tmp_path / "out.shares" / name
+    mine.parent.mkdir(parents=True)
+    mine.write_text("mine")
+    distribution = Distribution(tmp_path / "out.shares", Processes())
+    task, config = make_task([query for query in QUERIES if query]), Bm25Config(top_k=7)
+    with pytest.raises(UsageError, match=r"out.shares/.*: is not of a distributed search.*; choose another --out, or rename out.shares$"):
+        select((corpus, index), task, tmp_path / "out", config, distribution=distribution)
+    assert mine.read_text() == "mine"
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_files_of_a_distributed_search_that_was_interrupted_are_used_and_removed(
+    corpus: Corpus, index: Bm25Index, tmp_path: Path
+) -> None:
+    queries, config = [query for query in QUERIES if query], Bm25Config(top_k=7)
+    folder = tmp_path / "out.shares"
+    run_search(publish_search(index, queries, folder, limit=7, scoring=Scoring()), Processes())
+    (folder / "0123456789abcdef" / ".batch.tmp-host-1-0123456789ab").mkdir(parents=True)
+    select((corpus, index), make_task(queries), tmp_path / "out", config, distribution=Distribution(folder, Processes()))
+    assert not folder.exists()
+
+
+def test_only_searches_are_removed_from_their_folder(index: Bm25Index, tmp_path: Path) -> None:
+    publish_search(index, QUERIES, tmp_path / "searches", limit=7, scoring=Scoring())
+    mine = tmp_path / "searches" / "notes.txt"
+    mine.write_text("mine")
+    remove_searches(tmp_path / "searches")
+    assert list((tmp_path / "searches").iterdir()) == [mine]
 
 
 @pytest.mark.skipif(HAS_RAY, reason="Ray is installed")

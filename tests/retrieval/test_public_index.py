@@ -496,3 +496,12 @@ def test_select_takes_texts_without_labels_and_the_settings_of_the_index(folder:
     assert "config.k1 0.9 -> 2.5" in changed.stderr
     assert "--train" in error_line(command(*arguments[:3], *arguments[5:]), 2)
     assert "--train" in error_line(command(*arguments, "--train", folder / "queries.csv"), 2)
+
+
+def test_select_keeps_a_folder_of_the_user_that_has_the_name_of_its_files(folder: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "out.shares" / "portfolio.csv"
+    mine.parent.mkdir()
+    mine.write_text("mine", "utf-8")
+    line = error_line(command("select", "--index", folder / "index", "--queries", folder / "queries.csv", "-o", tmp_path / "out"), 2)
+    assert line.startswith(f"{mine}: is not of a distributed search")
+    assert mine.read_text("utf-8") == "mine"

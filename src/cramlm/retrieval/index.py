@@ -357,7 +357,7 @@ def _save_texts(folder: Path, texts: Mapping[str, str]) -> None:
 
 
 def _refuse_other_files(folder: Path, *unfinished: str) -> None:
-    """Check that an index in this folder is beside no files of the user, and replaces none. unfinished: files that an interrupted call left.
+    """Check that an index in this folder is beside no files of the user, and replaces none. unfinished: files of an interrupted call.
 
     Raises:
         UsageError: if the folder has other files, but neither the catalog of an index nor a published corpus or part.

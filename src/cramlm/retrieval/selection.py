@@ -14,7 +14,6 @@ Training samples passages in proportion to their weights. The text is copied fro
 from __future__ import annotations
 
 import json
-import shutil
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -30,6 +29,7 @@ from cramlm.data.corpus import Corpus, largest_sources
 from cramlm.data.task import task_fingerprint
 from cramlm.errors import DataError, counted
 from cramlm.records import Emit, Event, Example, FloatArray, Int32Array, IntArray, Selection, Task, count, silent
+from cramlm.retrieval.bm25.distributed import refuse_other_files, remove_searches
 from cramlm.retrieval.duplicates import NearDuplicates, require_datasketch
 from cramlm.retrieval.ranking import (
     CHARACTERS_PER_TOKEN,
@@ -186,10 +186,13 @@ def select_documents(
     search at the end.
 
     Raises:
-        UsageError: a retriever has no index, encoder or bound. DataError: nothing is selected, or too many queries failed.
-        EnvironmentFault: a package is missing. ArtifactError: the index belongs to another corpus or is damaged.
+        UsageError: a retriever has no index, encoder or bound, or the folder of a distributed search holds other files. DataError: nothing
+        is selected, or too many queries failed. EnvironmentFault: a package is missing. ArtifactError: the index belongs to another corpus
+        or is damaged.
     """
     check_bounded(config)
+    if context.distribution is not None:
+        refuse_other_files(context.distribution.folder)
     if config.near_duplicates is not None:
         require_datasketch()
     retriever = build_retriever(config, context)
@@ -213,7 +216,7 @@ def select_documents(
 
     stage(out, kind=KIND, key=key, write=write, emit=emit)
     if context.distribution is not None:
-        shutil.rmtree(context.distribution.folder, ignore_errors=True)
+        remove_searches(context.distribution.folder)
     return read_selection(out)
 
 

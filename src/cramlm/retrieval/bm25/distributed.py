@@ -16,8 +16,12 @@ and any workers. On one machine `Bm25Index.search_distinct` is faster: one thres
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Iterator, Sequence
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -26,7 +30,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from cramlm.errors import ArtifactError
+from cramlm.errors import ArtifactError, UsageError
 from cramlm.io.executors import Executor, Processes, SummedProgress
 from cramlm.records import Emit, FloatArray, IntArray, silent
 from cramlm.retrieval.bm25.analysis import PLAIN, Analyzer
@@ -46,13 +50,16 @@ from cramlm.retrieval.bm25.search import (
 )
 from cramlm.retrieval.bm25.segment import Segment, load_array
 from cramlm.storage.arrays import ArrayFile, joined, offsets_of, read_array, save_array
-from cramlm.storage.artifacts import MANIFEST, Artifact, hash_json, open_artifact, stage, verify
-from cramlm.storage.locks import damage_named, wait_while_locked
+from cramlm.storage.artifacts import MANIFEST, Artifact, hash_json, kind_of_artifact, open_artifact, stage, verify
+from cramlm.storage.locks import damage_named, environment_faults, wait_while_locked
 
 CODE_FORMAT: Final = 3  # increase when the same search gives other files
 MAX_GROUPS: Final = 256  # a group has `limit` hits per query: more groups cost space and merging
 FEW_SEGMENTS: Final = 64  # counting in one takes 0.02 CPU seconds for 1,659 queries of 150 words; starting a process takes 1
 STAGE: Final = "search"
+_NAME: Final = re.compile(r"[0-9a-f]{16}")
+_BATCH: Final = "batch"
+_FOLDERS: Final = {_BATCH, "counts", "statistics", "hits"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +91,7 @@ class DistributedSearch:
         Raises:
             ArtifactError: the batch is missing or damaged.
         """
-        artifact = open_artifact(folder / "batch", kind="batch")
+        artifact = open_artifact(folder / _BATCH, kind=_BATCH)
         with damage_named(artifact.path, "delete the folder and search again", what="damaged batch"):
             data = json.loads((artifact.path / "batch.json").read_bytes())
             groups = tuple(tuple(SegmentReference(**reference) for reference in group) for group in data["groups"])
@@ -116,8 +123,8 @@ class DistributedSearch:
 
     def tokens(self) -> TokenizedTexts:
         """Return the tokenized texts of the batch."""
-        text = (self.folder / "batch" / "texts.bin").read_bytes()
-        offsets = read_array(self.folder / "batch" / "offsets.npy").tolist()
+        text = (self.folder / _BATCH / "texts.bin").read_bytes()
+        offsets = read_array(self.folder / _BATCH / "offsets.npy").tolist()
         return tokenize_texts([text[start:end].decode() for start, end in pairwise(offsets)], self.analyzer)
 
     def queries(self) -> Queries:
@@ -178,8 +185,50 @@ def publish_search(index: Bm25Index, texts: Sequence[str], folder: Path, *, limi
         save_array(batch / "offsets.npy", offsets)
         (batch / "batch.json").write_text(json.dumps(settings, indent=1) + "\n", "utf-8")
 
-    _stage(target / "batch", "batch", key, write, silent)
+    _stage(target / _BATCH, _BATCH, key, write, silent)
     return DistributedSearch.open(target)
+
+
+def refuse_other_files(folder: Path) -> None:
+    """Check that a folder for `publish_search` holds nothing but searches, so that `remove_searches` removes nothing else.
+
+    Raises:
+        UsageError: naming what is no search.
+    """
+    with environment_faults(folder):
+        if not os.path.lexists(folder):
+            return
+        inside: Iterable[Path] = [folder] if folder.is_symlink() or not folder.is_dir() else folder.iterdir()
+        other = next((path for path in inside if not _is_search(path)), None)
+    if other is not None:
+        raise UsageError(
+            f"{other}: is not of a distributed search, whose files {folder} is for; choose another --out, or rename {folder.name}"
+        )
+
+
+def remove_searches(folder: Path) -> None:
+    """Delete the searches in a folder, then the folder if nothing else is in it."""
+    if folder.is_symlink() or not folder.is_dir():
+        return
+    with environment_faults(folder):
+        for path in folder.iterdir():
+            if _is_search(path):
+                shutil.rmtree(path, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+
+
+def _is_search(path: Path) -> bool:
+    """Return True for a folder as `publish_search` names it, with a published batch, or the hidden files of one that was interrupted."""
+    if not _NAME.fullmatch(path.name) or path.is_symlink() or not path.is_dir():
+        return False
+    present = {each.name for each in path.iterdir() if not each.name.startswith((".batch.", ".statistics."))}
+    if not present:
+        return True
+    try:
+        return present <= _FOLDERS and kind_of_artifact(path / _BATCH) == _BATCH
+    except ArtifactError:
+        return False
 
 
 def run_search(
