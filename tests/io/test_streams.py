@@ -4,6 +4,9 @@ import hashlib
 import io
 import lzma
 import os
+import shutil
+import subprocess
+import sys
 import tarfile
 import textwrap
 import zipfile
@@ -276,6 +279,49 @@ def test_a_name_that_is_not_utf_8_is_refused_in_a_line_that_can_be_printed(tmp_p
     for given in (path, tmp_path):
         line = error_line(cramlm("index", given, "--out", tmp_path / "index"), 2)
         assert line == f"{shown}: the name is not UTF-8; rename it"
+
+
+def test_links_below_a_folder_are_read_if_they_lead_to_files(tmp_path: Path) -> None:
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "other").mkdir()
+    for name in ("a.jsonl", "other/b.jsonl"):
+        (tmp_path / name).write_text("{}")
+    for name, target in {"a.jsonl": "../a.jsonl", "lost.jsonl": "missing", "loop.jsonl": "loop.jsonl", "other": "../other"}.items():
+        (tmp_path / "corpus" / name).symlink_to(target)
+    assert expand_files([str(tmp_path / "corpus")]) == [tmp_path / "corpus/a.jsonl"]
+
+
+DENIED = """
+import sys
+from cramlm.errors import CramError
+from cramlm.io.paths import expand_files
+
+try:
+    expand_files(sys.argv[1:])
+except CramError as error:
+    print(error.exit_code, error)
+"""
+
+
+@pytest.mark.parametrize("mode", [0o000, 0o444])
+def test_a_folder_below_a_corpus_that_cannot_be_read_is_named(tmp_path: Path, mode: int) -> None:
+    denied = tmp_path / "corpus/denied"
+    denied.mkdir(parents=True)
+    for path in (denied / "a.jsonl", tmp_path / "corpus/b.jsonl"):
+        path.write_text("{}")
+    without_rights = []
+    if os.geteuid() == 0:  # root reads everything
+        if shutil.which("setpriv") is None:
+            pytest.skip("root, and no setpriv to give up its rights")
+        without_rights = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
+    denied.chmod(mode)
+    try:
+        command = [*without_rights, sys.executable, "-c", DENIED, str(tmp_path / "corpus")]
+        shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600).stdout
+    finally:
+        denied.chmod(0o755)
+    where = denied if mode == 0o000 else denied / "a.jsonl"
+    assert shown == f"4 {where}: Permission denied; free space or fix the permission, then run again\n"
 
 
 def test_short_names_of_files_are_unique(tmp_path: Path) -> None:

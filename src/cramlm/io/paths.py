@@ -18,6 +18,7 @@ the current commit. No code of a data set runs.
 from __future__ import annotations
 
 import difflib
+import errno
 import glob
 import os
 import re
@@ -172,16 +173,14 @@ def expand_files(patterns: Iterable[str]) -> list[Path]:
     """Return every local file that the files, folders and globs name, once, sorted by path; folders include the data files below them.
 
     Raises:
-        UsageError: if something is missing, a folder has no data file, or a glob matches no file.
+        UsageError: if something is missing, a folder has no data file, or a glob matches no file. EnvironmentFault: if a folder cannot be
+        read.
     """
     files: set[Path] = set()
     for pattern in patterns:
         path = Path(pattern).expanduser()
         if path.is_dir():
-            inside = {file for file in path.rglob("*") if is_data_file(file.relative_to(path)) and file.is_file()}
-            if not inside:
-                raise UsageError(f"{path}: no data file in this folder; {_NAMES}")
-            files |= inside
+            files |= _files_below(path)
         elif any(character in pattern for character in "*?[") and not os.path.lexists(path):
             matches = {Path(match) for match in glob.glob(str(path), recursive=True)}  # noqa: PTH207 - takes absolute patterns, Path.glob does not
             if not matches:
@@ -195,6 +194,33 @@ def expand_files(patterns: Iterable[str]) -> list[Path]:
             files.add(path)
     unique = {os.path.realpath(path): path for path in sorted(files, reverse=True)}
     return sorted(unique.values())
+
+
+def _files_below(folder: Path) -> set[Path]:
+    """Return the data files in and below a folder, without hidden ones. Raises as `expand_files`."""
+    files: set[Path] = set()
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    with environment_faults(folder):
+        for name, subfolders, names in os.walk(folder, onerror=fail):
+            here = Path(name)
+            subfolders[:] = [each for each in subfolders if not each.startswith(".")]
+            files |= {here / each for each in names if is_data_file(PurePath(each)) and _is_regular(here / each)}
+    if not files:
+        raise UsageError(f"{folder}: no data file in this folder; {_NAMES}")
+    return files
+
+
+def _is_regular(path: Path) -> bool:
+    """Return True for a regular file or a link to one; raise OSError if access is denied."""
+    try:
+        return stat.S_ISREG(path.stat().st_mode)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            return False
+        raise
 
 
 def file_format(path: PurePath | RemoteFile) -> tuple[str, str | None]:
