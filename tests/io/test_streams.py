@@ -23,6 +23,7 @@ from cramlm.io.paths import expand_files, file_format, name_files, stamp_file
 from cramlm.io.readers import Reader
 from cramlm.io.rows import Column
 from cramlm.io.streams import ByteStream, Lines
+from cramlm.storage.artifacts import publish
 
 TEXT = "".join(f'{{"text": "line {number} of a file that is long enough to be cut at many places"}}\n' for number in range(2000)).encode()
 
@@ -279,6 +280,34 @@ def test_a_name_that_is_not_utf_8_is_refused_in_a_line_that_can_be_printed(tmp_p
     for given in (path, tmp_path):
         line = error_line(cramlm("index", given, "--out", tmp_path / "index"), 2)
         assert line == f"{shown}: the name is not UTF-8; rename it"
+
+
+def test_results_below_a_folder_are_not_read_unless_they_are_passed_by_name(tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus"
+    publish(corpus / "selection", kind="selection", key={}, write=lambda folder: (folder / "dropped.jsonl").touch())
+    for name, content in {
+        "index/catalog.json": '{"corpus": "corpora/1", "index": "indexes/1"}',
+        "index/texts.jsonl": "{}",
+        "run/run.toml": "",
+        "run/stages.json": "{}",
+        "run/events.jsonl": "{}",
+        "crawl/manifest.json": '{"files": []}',
+        "crawl/catalog.json": '{"corpus": "news"}',
+        "crawl/a.jsonl": "{}",
+        "crawl/run.toml": "",
+    }.items():
+        (corpus / name).parent.mkdir(exist_ok=True)
+        (corpus / name).write_text(content)
+    assert expand_files([str(corpus)]) == [corpus / "crawl/a.jsonl"]
+    (corpus / "selection/manifest.json").write_text((corpus / "selection/manifest.json").read_text().replace('"format": 1', '"format": 99'))
+    assert expand_files([str(corpus)]) == [corpus / "crawl/a.jsonl"]
+    for name in ("selection/dropped.jsonl", "index/texts.jsonl", "run/events.jsonl"):
+        assert expand_files([str((corpus / name).parent)]) == [corpus / name]
+    (corpus / "crawl/a.jsonl").unlink()
+    with pytest.raises(
+        UsageError, match=r"no data file in this folder \(results of cramlm, like .*corpus/index, are read if they are passed"
+    ):
+        expand_files([str(corpus)])
 
 
 def test_links_below_a_folder_are_read_if_they_lead_to_files(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from commands import cramlm, error_line
 from cramlm.config.run import RunConfig, load_config, to_toml
 from cramlm.data.task import load_task, read_task, save_task
 from cramlm.errors import ArtifactError, DataError, Stopped, UsageError
+from cramlm.io.paths import expand_files
 from cramlm.pipeline.context import Process
 from cramlm.pipeline.run import run, unfinished
 from cramlm.pipeline.run_folder import (
@@ -100,6 +101,15 @@ def test_unreadable_folders_keep_their_number(place: Path) -> None:
             Path(f"runs/sea-tlm-{number}/run.toml").write_text(toml)
     Path("runs/sea-tlm-x").mkdir()
     assert folder_of(config_of()) == Path("runs/sea-tlm-4")
+
+
+def test_a_run_below_a_corpus_is_not_read_with_it(place: Path) -> None:
+    run = kept(folder_of(config_of()), config_of())
+    log = EventLog()
+    log.begin(run)
+    log.around(silent)(Event("note", "run", "a note"))
+    assert (run / "events.jsonl").stat().st_size
+    assert not [path for path in expand_files([str(Path.cwd())]) if run.absolute() in path.parents]
 
 
 def kept(folder: Path, config: RunConfig) -> Path:

@@ -121,6 +121,17 @@ def test_a_list_with_a_string_that_is_no_path_holds_texts_also_words_with_a_slas
     assert cramlm.Index.build(texts, tmp_path).search(["js", "km", "jsnl"]).ids == [["1"], ["3"], ["2"]]
 
 
+def test_a_corpus_with_its_own_index_and_selection_is_indexed_again_without_them(tmp_path: Path) -> None:
+    write_lines(tmp_path / "corpus.jsonl", {"text": "a red ship"}, "no JSON", {"text": "a green hill"})
+    write_lines(tmp_path / "queries.txt", "red")
+    fingerprints = set()
+    for _ in range(3):
+        succeed("index", ".", "-o", "index", "--on-bad-row", "skip", "--workers", "1", cwd=tmp_path)
+        fingerprints.add(cramlm.Index.open(tmp_path / "index").corpus.fingerprint)
+        assert len(fingerprints) == 1
+        succeed("select", "--index", "index", "--queries", "queries.txt", "-o", "selection", cwd=tmp_path)
+
+
 def test_a_path_may_start_at_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "raw").mkdir()

@@ -32,6 +32,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from cramlm.errors import CramError, DataError, EnvironmentFault, UsageError, brief
+from cramlm.storage.artifacts import RESULT_FILES, is_result_folder
 from cramlm.storage.locks import environment_faults
 
 STDIN = "-"
@@ -170,7 +171,8 @@ def stamp_file(name: str | Path) -> FileStamp:
 
 
 def expand_files(patterns: Iterable[str]) -> list[Path]:
-    """Return every local file that the files, folders and globs name, once, sorted by path; folders include the data files below them.
+    """Return every local file that the files, folders and globs name, once, sorted by path; folders include the data files below them, but
+    not those in results of cramlm below them.
 
     Raises:
         UsageError: if something is missing, a folder has no data file, or a glob matches no file. EnvironmentFault: if a folder cannot be
@@ -197,8 +199,9 @@ def expand_files(patterns: Iterable[str]) -> list[Path]:
 
 
 def _files_below(folder: Path) -> set[Path]:
-    """Return the data files in and below a folder, without hidden ones. Raises as `expand_files`."""
+    """Return the data files in and below a folder, without hidden ones and without results of cramlm below it. Raises as `expand_files`."""
     files: set[Path] = set()
+    results: list[Path] = []
 
     def fail(error: OSError) -> None:
         raise error
@@ -206,10 +209,15 @@ def _files_below(folder: Path) -> set[Path]:
     with environment_faults(folder):
         for name, subfolders, names in os.walk(folder, onerror=fail):
             here = Path(name)
+            if here != folder and not set(names).isdisjoint(RESULT_FILES) and is_result_folder(here):
+                results.append(here)
+                subfolders.clear()
+                continue
             subfolders[:] = [each for each in subfolders if not each.startswith(".")]
             files |= {here / each for each in names if is_data_file(PurePath(each)) and _is_regular(here / each)}
     if not files:
-        raise UsageError(f"{folder}: no data file in this folder; {_NAMES}")
+        also = f" (results of cramlm, like {min(results)}, are read if they are passed by name)" if results else ""
+        raise UsageError(f"{folder}: no data file in this folder{also}; {_NAMES}")
     return files
 
 

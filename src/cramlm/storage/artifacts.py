@@ -47,6 +47,8 @@ from cramlm.storage.locks import (
 
 MANIFEST = "manifest.json"
 CATALOG: Final = "catalog.json"  # of an index folder, which retrieval/index.py writes
+_RUN: Final = "run.toml"  # of the folder of a run, which pipeline/run_folder.py writes
+RESULT_FILES: Final = (MANIFEST, CATALOG, _RUN)  # one of them is in every folder of results
 FORMAT = 1
 SMALL_FILE = 1 << 20  # bytes; hashes of files up to this size are checked whenever the folder is opened
 _EDITABLE: Final = (".json", ".jsonl", ".txt")  # endings of files that are text
@@ -183,14 +185,26 @@ def is_published(folder: Path) -> bool:
 
 def is_index_folder(folder: Path) -> bool:
     """Return True if a folder has the catalog of an index: an object in which `corpus` and `index` are strings."""
-    file = folder / CATALOG
+    catalog = _read_object(folder / CATALOG)
+    return all(isinstance(catalog.get(name), str) for name in ("corpus", "index"))
+
+
+def is_result_folder(folder: Path) -> bool:
+    """Return True for a published folder, also a damaged one or one of another version, an index folder or the folder of a run."""
+    if is_index_folder(folder) or {"format", "kind", "key", "files", "sha256"} <= _read_object(folder / MANIFEST).keys():
+        return True
+    return (folder / _RUN).is_file() and any((folder / name).is_file() for name in ("stages.json", "events.jsonl"))
+
+
+def _read_object(file: Path) -> dict[str, Any]:
+    """Return the JSON object in a small file; an empty one if there is none."""
     if not file.is_file() or file.stat().st_size > SMALL_FILE:
-        return False
+        return {}
     try:
-        catalog = json.loads(file.read_bytes())
+        value = json.loads(file.read_bytes())
     except (ValueError, RecursionError):
-        return False
-    return isinstance(catalog, dict) and all(isinstance(catalog.get(name), str) for name in ("corpus", "index"))
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def refuse_foreign(target: Path, *, kind: str) -> None:
