@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 from retrieval_fixtures import TextCorpus, index_texts, invented_texts, results
 
+from cramlm.config.run import CorpusConfig
+from cramlm.data.corpus import build_corpus
 from cramlm.errors import ArtifactError
+from cramlm.io.executors import Processes
 from cramlm.records import Event
 from cramlm.retrieval.bm25 import analysis as analysis_module
 from cramlm.retrieval.bm25 import segment as segment_module
@@ -18,8 +21,13 @@ from cramlm.retrieval.bm25.analysis import Vocabulary
 from cramlm.retrieval.bm25.index import Bm25Index, build_index
 from cramlm.storage.artifacts import MANIFEST, verify
 from damaging import cut, flip
+from jsonl import write_jsonl
 
 TEXTS = [*invented_texts(300, seed=1), "日本語の文", "ẹ̀kọ́", "red " * 300]
+
+
+def write_texts(path: Path) -> Path:
+    return write_jsonl(path, [{"text": text} for text in TEXTS])
 
 
 def test_an_index_is_built_once_and_elsewhere_with_the_same_bytes(tmp_path: Path) -> None:
@@ -65,6 +73,27 @@ def test_a_damaged_or_missing_file_and_a_missing_segment_are_named(tmp_path: Pat
     shutil.rmtree(only.path)
     with pytest.raises(ArtifactError, match=only.path.name):
         Bm25Index.open(index.path)
+
+
+@pytest.mark.parametrize("executor", [None, Processes(1)])
+def test_missing_segments_are_built_again_and_the_others_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, executor: Processes | None
+) -> None:
+    monkeypatch.setattr(segment_module, "SEGMENT_PASSAGES", 100)
+    corpus, events = build_corpus(CorpusConfig(files=(str(write_texts(tmp_path / "corpus.jsonl")),)), tmp_path), list[Event]()
+    index = build_index(corpus, tmp_path)
+    found, kept = results(index, TEXTS[:20], limit=5), index.segments[1][1].path
+    before = kept.stat().st_ino
+    for number, (_, segment) in enumerate(index.segments):
+        if number != 1:
+            shutil.rmtree(segment.path)
+    again = build_index(corpus, tmp_path, executor=executor, emit=events.append)
+    missing = len(index.segments) - 1
+    assert missing == 3
+    assert [event.message for event in events if event.kind != "progress"] == [f"building {missing} missing segments again", "up to date"]
+    assert (again.fingerprint, results(again, TEXTS[:20], limit=5)) == (index.fingerprint, found)
+    assert kept.stat().st_ino == before
+    verify(tmp_path)
 
 
 def test_a_large_file_is_mapped_takes_three_bytes_per_posting_and_damage_in_it_is_found_by_verify(tmp_path: Path) -> None:

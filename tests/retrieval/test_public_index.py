@@ -197,6 +197,25 @@ def test_an_index_of_another_version_is_refused_in_one_line(tmp_path: Path) -> N
         cramlm.Index.open(tmp_path)
 
 
+def test_an_up_to_date_index_writes_nothing(tmp_path: Path) -> None:
+    def files() -> dict[Path, tuple[int, int]]:
+        return {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in tmp_path.rglob("*")}
+
+    corpus = write_lines(tmp_path / "corpus.jsonl", {"text": "a red ship"})
+    succeed("index", corpus, "-o", tmp_path / "index", "--workers", "1")
+    before = files()
+    succeed("index", corpus, "-o", tmp_path / "index", "--workers", "1")
+    assert files() == before
+
+
+def test_index_builds_missing_segments_again(tmp_path: Path) -> None:
+    arguments = "index", write_lines(tmp_path / "corpus.jsonl", {"text": "a red ship"}), "-o", tmp_path / "index", "--workers", "1"
+    succeed(*arguments)
+    shutil.rmtree(tmp_path / "index" / "segments")
+    assert "building 1 missing segment again" in succeed(*arguments).stderr
+    assert cramlm.Index.open(tmp_path / "index").search("ship").ids == [["corpus.jsonl:1"]]
+
+
 def test_a_folder_of_another_kind_is_not_proposed_as_the_output_of_index(tmp_path: Path) -> None:
     (tmp_path / "run.toml").touch()
     line = error_line(command("search", tmp_path, "word"), 5)

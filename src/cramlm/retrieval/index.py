@@ -285,7 +285,7 @@ def _build(
     catalog: dict[str, Any] = {"corpus": str(corpus.path.relative_to(folder)), "index": str(index.path.relative_to(folder))}
     if scoring != BM25:
         catalog["scoring"] = asdict(scoring)
-    publish_file(folder / CATALOG, (json.dumps(catalog, indent=1) + "\n").encode())
+    _publish_changed(folder / CATALOG, (json.dumps(catalog, indent=1) + "\n").encode())
     return Index(folder, corpus, index, scoring)
 
 
@@ -349,11 +349,19 @@ def _save_texts(folder: Path, texts: Mapping[str, str]) -> None:
     """Write texts as JSON lines, unless the file has them: its time is part of what tells whether the index is up to date."""
     content = "".join(json.dumps({"id": name, "text": text}) + "\n" for name, text in texts.items()).encode()
     path = folder / TEXTS
-    with environment_faults(path):
-        written = path.is_file() and path.read_bytes() == content
-    _refuse_other_files(folder, *([TEXTS] if written else []))
-    if not written:
+    _refuse_other_files(folder, *([TEXTS] if _holds(path, content) else []))
+    _publish_changed(path, content)
+
+
+def _publish_changed(path: Path, content: bytes) -> None:
+    """Write a file unless it has this content: an index that is up to date may be on a read-only disk."""
+    if not _holds(path, content):
         publish_file(path, content)
+
+
+def _holds(path: Path, content: bytes) -> bool:
+    with environment_faults(path):
+        return path.is_file() and path.read_bytes() == content
 
 
 def _refuse_other_files(folder: Path, *unfinished: str) -> None:

@@ -29,8 +29,17 @@ from cramlm.retrieval.bm25.analysis import PLAIN, Analyzer
 from cramlm.retrieval.bm25.search import Queries, Scoring, Statistics, count_in_segments, make_queries, tokenize_texts
 from cramlm.retrieval.bm25.segment import CODE_FORMAT, Segment, SegmentPlan, build_segment, check_analyzer, plan_segments, segment_job
 from cramlm.storage.arrays import offsets_of, spread
-from cramlm.storage.artifacts import MANIFEST, Artifact, hash_json, open_artifact, published_folders, shared_stage, verify
-from cramlm.storage.locks import damage_named
+from cramlm.storage.artifacts import (
+    MANIFEST,
+    Artifact,
+    hash_json,
+    open_artifact,
+    published_folders,
+    raise_if_checking,
+    shared_stage,
+    verify,
+)
+from cramlm.storage.locks import damage_named, lock, wait_while_locked
 
 KIND: Final = "index"
 LISTING: Final = "index.json"
@@ -159,7 +168,7 @@ def build_index(
     emit: Emit = silent,
 ) -> Bm25Index:
     """Build the index of a corpus, or open the one in the store; segments in the store are reused. `workers` processes or `executor` build
-    the others, with the same result; a process uses up to 0.8 GB.
+    the others, also those of the index in the store, with the same result; a process uses up to 0.8 GB.
 
     Raises:
         ArtifactError: an existing segment or index is damaged. EnvironmentFault: the disk cannot be written.
@@ -167,17 +176,19 @@ def build_index(
     key = {"code": CODE_FORMAT, "analyzer": analyzer.name, "corpus": corpus.fingerprint}
     target = store / "indexes" / hash_json(key)[:16]
 
+    def build(plans: Sequence[SegmentPlan], passages: int) -> None:
+        on_event = SummedProgress(KIND, total=passages, unit="passages", emit=emit)
+        if executor is None and workers == 1:
+            for number, plan in enumerate(plans):
+                build_segment(corpus, plan, store / "segments", emit=partial(on_event, number))
+        else:
+            _build_segments(corpus, plans, store, executor or Processes(workers), on_event)
+
     def write(folder: Path) -> None:
         started = time.monotonic()
         plans = plan_segments(corpus, _latest_segments(store), analyzer=analyzer)
         emit(Event("start", KIND, f"indexing {counted(len(corpus), 'passage')}", total=len(corpus), unit="passages"))
-        missing = [plan for plan in plans if not (store / "segments" / plan.name / MANIFEST).exists()]
-        if executor is None and workers == 1:
-            on_event = _summed(corpus, emit)
-            for number, plan in enumerate(missing):
-                build_segment(corpus, plan, store / "segments", emit=partial(on_event, number))
-        else:
-            _build_segments(corpus, missing, store, executor or Processes(workers), emit)
+        build(_missing(plans, store), len(corpus))
         listing = _listing_of(corpus, plans, [store / "segments" / plan.name for plan in plans], analyzer)
         (folder / LISTING).write_text(json.dumps(listing, indent=1) + "\n", "utf-8")
         rate = len(corpus) / max(time.monotonic() - started, 1e-9)
@@ -185,6 +196,16 @@ def build_index(
         summary = f"{size}, {rate:,.0f} passages/s"
         emit(Event("done", KIND, summary, done=len(corpus), total=len(corpus), unit="passages", data=listing["sums"]))
 
+    def restore() -> None:
+        if not (target / MANIFEST).exists() or not (missing := _missing(_listed_plans(target, analyzer), store)):
+            return
+        raise_if_checking(KIND, "segments of it are missing")
+        with lock(target):
+            passages = sum(plan.count for plan in missing)
+            emit(Event("start", KIND, f"building {counted(len(missing), 'missing segment')} again", total=passages, unit="passages"))
+            build(_missing(missing, store), passages)
+
+    wait_while_locked(restore, stage=KIND, emit=emit)
     return Bm25Index.open(shared_stage(target, kind=KIND, key=key, write=write, emit=emit).path)
 
 
@@ -214,17 +235,26 @@ def _listing_of(corpus: Corpus, plans: Sequence[SegmentPlan], paths: Sequence[Pa
     return {"corpus": corpus.fingerprint, **settings, "sums": {**sums, "segments": len(segments)}, "segments": entries}
 
 
-def _build_segments(corpus: Corpus, plans: Sequence[SegmentPlan], store: Path, executor: Executor, emit: Emit) -> None:
+def _missing(plans: Sequence[SegmentPlan], store: Path) -> list[SegmentPlan]:
+    return [plan for plan in plans if not (store / "segments" / plan.name / MANIFEST).exists()]
+
+
+def _listed_plans(path: Path, analyzer: Analyzer) -> list[SegmentPlan]:
+    """Return the plans of the segments of a published index. Raises ArtifactError if the index is damaged."""
+    entries = _listing(open_artifact(path, kind=KIND))["segments"]
+    firsts = accumulate((entry["documents"] for entry in entries), initial=0)
+    return [
+        SegmentPlan(first, entry["documents"], tuple(entry["content"]), analyzer) for first, entry in zip(firsts, entries, strict=False)
+    ]
+
+
+def _build_segments(corpus: Corpus, plans: Sequence[SegmentPlan], store: Path, executor: Executor, on_event: SummedProgress) -> None:
     folders = {"corpus": str(corpus.path.absolute()), "segments": str((store / "segments").absolute())}
     executor.map(
         f"{segment_job.__module__}:{segment_job.__name__}",
         [{**folders, "plan": plan.as_dict()} for plan in plans],
-        on_event=_summed(corpus, emit),
+        on_event=on_event,
     )
-
-
-def _summed(corpus: Corpus, emit: Emit) -> SummedProgress:
-    return SummedProgress(KIND, total=len(corpus), unit="passages", emit=emit)
 
 
 def _latest_segments(store: Path) -> list[tuple[str, ...]]:
