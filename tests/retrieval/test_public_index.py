@@ -302,6 +302,7 @@ def test_queries_and_ids_that_are_no_strings_are_named(index: cramlm.Index, tmp_
     [
         (["a text", "half \ud83d"], "the text of text '1' has a lone surrogate, as character 6; remove it"),
         ({"half \ud83d": "a text"}, r"the id of text 'half \\ud83d' has a lone surrogate, as character 6; remove it"),
+        ({"": "one", "b": "two"}, "the id of text 'one' is empty; pass a string that is not empty as its id"),
         (["", " \n"], "all texts are blank; pass at least one"),
         ([], "no texts to index; pass at least one"),
     ],

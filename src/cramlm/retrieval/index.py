@@ -305,7 +305,7 @@ def _texts_of(source: str | Path | Sequence[str | Path] | Mapping[str, str]) -> 
     """Return the texts with their ids if `source` is not paths.
 
     Raises:
-        UsageError: there is nothing, strings are partly paths, or all look like paths and one is missing.
+        UsageError: there is nothing, strings are partly paths, all look like paths and one is missing, or an id is empty.
     """
     if isinstance(source, Mapping):
         texts = dict(source)
@@ -329,6 +329,8 @@ def _texts_of(source: str | Path | Sequence[str | Path] | Mapping[str, str]) -> 
             if not isinstance(value, str):
                 kind = type(value).__name__
                 raise UsageError(f"the {what} of text {brief(name)} is not a string but {kind}; pass strings, with strings as ids")
+        if not name:
+            raise UsageError(f"the id of text {brief(text)} is empty; pass a string that is not empty as its id")
     if not any(text.strip() for text in texts.values()):
         raise UsageError(f"{'all texts are blank' if texts else 'no texts to index'}; pass at least one")
     return texts
