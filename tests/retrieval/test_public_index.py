@@ -313,6 +313,20 @@ def test_texts_that_cannot_be_indexed_are_named_before_anything_is_written(texts
     assert not list(tmp_path.iterdir())
 
 
+def test_the_limit_of_a_row_counts_the_bytes_of_a_text_in_utf_8(tmp_path: Path) -> None:
+    long = "long" + "—" * 2_700_000  # 8 MB in UTF-8, 16.2 MB escaped
+    assert cramlm.Index.build([long, "a red ship"], tmp_path, workers=1).search(["long", "ship"]).ids == [["0"], ["1"]]
+
+
+def test_texts_with_a_lone_surrogate_are_skipped_and_listed_on_request(tmp_path: Path) -> None:
+    texts = {"a": "half \ud83d", "half \ud83d": "a red hill", "é\u2028": "a red\u2028ship\x85\r\n\ufeff漢"}
+    index = cramlm.Index.build(texts, tmp_path, on_bad_row="skip")
+    hits = index.search("red")
+    assert (hits.ids, hits.texts()) == ([["é\u2028"]], [[texts["é\u2028"]]])
+    rejected = [json.loads(line) for line in (index.corpus.path / "rejected.jsonl").read_text("utf-8").splitlines()]
+    assert [row["line"] for row in rejected] == [1, 2]
+
+
 def test_texts_and_queries_may_be_columns_of_tables_and_generators(tmp_path: Path) -> None:
     texts, ids = ["The red ship.", "A green hill.", "Boats and ships."], ["0", "1"]
     frame = pandas.DataFrame({"name": ["a", "b", "c"], "text": texts}, index=[7, 8, 9])

@@ -349,10 +349,20 @@ def _refuse_surrogates(texts: Mapping[str, str]) -> None:
 
 def _save_texts(folder: Path, texts: Mapping[str, str]) -> None:
     """Write texts as JSON lines, unless the file has them: its time is part of what tells whether the index is up to date."""
-    content = "".join(json.dumps({"id": name, "text": text}) + "\n" for name, text in texts.items()).encode()
+    content = b"".join(_json_line({"id": name, "text": text}) for name, text in texts.items())
     path = folder / TEXTS
     _refuse_other_files(folder, *([TEXTS] if _holds(path, content) else []))
     _publish_changed(path, content)
+
+
+def _json_line(row: dict[str, str]) -> bytes:
+    """Return a row as a JSON line in UTF-8, of the size that the limit of a row is for. A lone surrogate is escaped: its row is rejected
+    when it is read.
+    """
+    try:
+        return (json.dumps(row, ensure_ascii=False) + "\n").encode()
+    except UnicodeEncodeError:
+        return (json.dumps(row) + "\n").encode()
 
 
 def _publish_changed(path: Path, content: bytes) -> None:
