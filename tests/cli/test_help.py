@@ -15,6 +15,7 @@ from commands import cramlm, error_line, printed
 from cramlm.cli import options
 from cramlm.cli.app import PANELS, app
 from cramlm.cli.help import MAX_WIDTH, RENAMED_OPTIONS, repeat_options, replace_old_spellings, split_help
+from cramlm.config.retriever import MOST_K1
 from cramlm.config.run import Duplicates, OnBadRow
 from cramlm.inference.linear import ModelPart
 from cramlm.pipeline.trackers import PACKAGES
@@ -140,6 +141,10 @@ def test_every_old_spelling_has_a_command_with_its_successor() -> None:
 )
 def test_the_choices_of_an_option_are_those_of_the_package_that_reads_them(choices: Any, source: tuple[str, ...]) -> None:
     assert set(get_args(choices)) == set(source)
+
+
+def test_the_largest_k1_of_an_option_is_that_of_the_setting() -> None:
+    assert options.MOST_K1 == MOST_K1
 
 
 def test_a_choice_that_does_not_exist_gives_one_line_with_the_choices() -> None:

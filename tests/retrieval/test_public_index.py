@@ -164,6 +164,21 @@ def test_an_index_keeps_its_settings_and_analyzes_queries_with_them(tmp_path: Pa
             assert scores.tolist() == pytest.approx([score for _, score in expected], rel=1e-5)
 
 
+@pytest.mark.parametrize("k1", ["inf", "1e300", "1001", "nan", "-1"])
+def test_a_k1_with_which_nothing_is_found_is_refused(folder: Path, tmp_path: Path, k1: str) -> None:
+    with pytest.raises(UsageError, match=r"^BM25 needs 0 <= k1 <= 1000"):
+        cramlm.Index.build(["a red ship"], tmp_path / "index", k1=float(k1))
+    for arguments in (("index", folder / "corpus.jsonl", "-o", tmp_path / "index"), ("search", folder / "index", "ship")):
+        assert "k1" in error_line(command(*arguments, f"--k1={k1}"), 2)
+    select = ("select", "--index", folder / "index", "--queries", folder / "queries.csv", "-o", tmp_path / "out")
+    assert "k1" in error_line(command(*select, "--set", f"retriever.k1={k1}"), 2)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_largest_k1_still_finds_documents(folder: Path) -> None:
+    assert "ship" in printed("search", folder / "index", "ship", "--k1", "1000")
+
+
 def test_a_stemmed_index_finds_inflected_words(tmp_path: Path) -> None:
     pytest.importorskip("Stemmer", reason="PyStemmer is missing: pip install 'cramlm[search]'")
     cramlm.Index.build({"d": "retrieving generous connections"}, tmp_path, stemmer="english", stop_words="english")

@@ -14,6 +14,7 @@ import typer
 
 from cramlm.cli.options import (
     BM25,
+    MOST_K1,
     NORM_HELP,
     OTHER_FORMATS,
     Diacritics,
@@ -188,7 +189,9 @@ def index(
     passage_words: Annotated[
         int, typer.Option(metavar="N", min=0, help="Cut long documents into passages of so many words; 0: cut none.")
     ] = 200,
-    k1: Annotated[float, typer.Option("--k1", metavar="K1", min=0, help="Saturation of term frequency.", rich_help_panel=BM25)] = 1.2,
+    k1: Annotated[
+        float, typer.Option("--k1", metavar="K1", min=0, max=MOST_K1, help="Saturation of term frequency.", rich_help_panel=BM25)
+    ] = 1.2,
     b: Annotated[
         float, typer.Option("--b", metavar="B", min=0, max=1, help="Normalisation by document length.", rich_help_panel=BM25)
     ] = 0.75,
@@ -358,7 +361,9 @@ def search(
     id_column: IdColumn = "id",
     k1: Annotated[
         float | None,
-        typer.Option("--k1", metavar="K1", min=0, help="Saturation of term frequency (default: of the index).", rich_help_panel=BM25),
+        typer.Option(
+            "--k1", metavar="K1", min=0, max=MOST_K1, help="Saturation of term frequency (default: of the index).", rich_help_panel=BM25
+        ),
     ] = None,
     b: Annotated[
         float | None,

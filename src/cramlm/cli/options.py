@@ -214,6 +214,7 @@ RetrieverName = Literal["bm25", "dsir", "dense", "random", "union"]
 Norm = Literal["exact", "lucene"]
 Diacritics = Literal["keep", "remove"]
 Precision = Literal["auto", "fp32", "bf16"]
+MOST_K1: Final = 1000  # as in config/retriever.py, which --help need not import
 NORM_HELP = "Document lengths: exact, or lucene: as Lucene stores them, in one byte"
 ModelArgument = Annotated[
     Path, typer.Argument(metavar="MODEL", help="A finished run, its export, an ONNX folder, or a Hugging Face classifier.")

@@ -16,6 +16,9 @@ from cramlm.config.base import Count, FrozenModel
 Pooling: TypeAlias = Literal["mean", "cls"]
 QueriesOf: TypeAlias = Literal["text", "phrases"]
 
+MOST_K1: Final = 1000
+"""Largest k1 of BM25: far beyond any that is used, and scores are still far from rounding to 0."""
+
 DEPTHS: Final = (50, 200, 800, 3200)
 """Documents per query to try in turn until the selection is large enough, if `top_k` is unset."""
 
@@ -71,7 +74,7 @@ class Bm25Config(_Queried):
     """BM25 as Lucene scores it; every training text is a query (Yao et al. 2022, section 3.1)."""
 
     kind: Literal["bm25"] = "bm25"
-    k1: float = Field(1.2, ge=0)
+    k1: float = Field(1.2, ge=0, le=MOST_K1)
     b: float = Field(0.75, ge=0, le=1)
     norm: Literal["exact", "lucene"] = Field("exact", description="document lengths; lucene: as Lucene stores them, in one byte")
 

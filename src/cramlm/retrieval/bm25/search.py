@@ -27,6 +27,7 @@ from typing import Final, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from cramlm.config.retriever import MOST_K1
 from cramlm.errors import UsageError
 from cramlm.records import BoolArray, Emit, Event, FloatArray, Int32Array, IntArray, silent
 from cramlm.retrieval.bm25 import kernels
@@ -185,9 +186,11 @@ class Scoring:
 
     def __post_init__(self) -> None:
         """Raise UsageError if a parameter is out of range."""
-        if not self.k1 >= 0 or not 0 <= self.b <= 1 or self.norm not in ("exact", "lucene"):
+        if not 0 <= self.k1 <= MOST_K1 or not 0 <= self.b <= 1 or self.norm not in ("exact", "lucene"):
             values = f"k1 {self.k1}, b {self.b}, norm {self.norm!r}"
-            raise UsageError(f"BM25 needs k1 >= 0, 0 <= b <= 1 and norm 'exact' or 'lucene', got {values}; correct the setting")
+            raise UsageError(
+                f"BM25 needs 0 <= k1 <= {MOST_K1}, 0 <= b <= 1 and norm 'exact' or 'lucene', got {values}; correct the setting"
+            )
 
 
 @dataclass(frozen=True, slots=True)
