@@ -230,6 +230,26 @@ def test_ids_that_two_files_share_are_preceded_by_the_name_of_the_file(tmp_path:
     assert "repeated_ids" not in alone.statistics
 
 
+@pytest.mark.parametrize("part_bytes", [1, 1_000_000])
+@pytest.mark.parametrize(("own", "text"), [("c.jsonl:2", "Two ships."), ("c.jsonl:2#1", " ".join(f"word{n}." for n in range(500)))])
+@pytest.mark.parametrize("file", ["b", "c"])
+def test_an_id_that_a_row_without_id_gets_fails_with_both_lines(tmp_path: Path, part_bytes: int, own: str, text: str, file: str) -> None:
+    files = {"b": [{"text": "Blue."}, {"text": "Green.", "id": "c.jsonl:3"}], "c": [{"text": "Red."}, {"text": text}]}
+    files[file][0]["id"] = own
+    where = rf"/{file}.jsonl:1: the id '{own}' is also that of .*/c.jsonl:2, a row without id; give that row an id of its own"
+    with pytest.raises(DataError, match=where):
+        build(written(tmp_path, **files), tmp_path / "store", part_bytes=part_bytes)
+    files["c"][1]["id"] = "other"
+    corpus = build(written(tmp_path, **files), tmp_path / "store", part_bytes=part_bytes)
+    assert len({document.id for document in corpus}) == len(corpus)
+
+
+def test_an_id_like_that_of_a_row_without_id_is_accepted_if_one_of_both_is_no_document(tmp_path: Path) -> None:
+    rows = [{"text": "One ship.", "id": "c.jsonl:2"}, {"text": "One ship."}, {"text": " "}, {"text": "Two.", "id": "c.jsonl:3"}]
+    corpus = build(written(tmp_path, c=[*rows, {"text": "Three.", "id": "d.jsonl:1"}]), tmp_path / "store")
+    assert [document.id for document in corpus] == ["c.jsonl:2", "c.jsonl:3", "d.jsonl:1"]
+
+
 def test_repeated_ids_in_one_of_several_files_fail_with_both_lines(tmp_path: Path) -> None:
     repeated = [{"text": f"Text {n}.", "id": id_} for n, id_ in enumerate(["x-0", "y", "x-0", "z"])]
     with pytest.raises(DataError, match=r"b.jsonl:3: id already used in .*b.jsonl:1; 1 ids are repeated in this file"):

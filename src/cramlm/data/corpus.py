@@ -35,6 +35,7 @@ import numpy.typing as npt
 from cramlm.config.run import CorpusConfig
 from cramlm.data.parts import KIND as PART
 from cramlm.data.parts import (
+    NAMELESS,
     PART_BYTES,
     PROGRESS_SECONDS,
     REBUILD,
@@ -46,13 +47,14 @@ from cramlm.data.parts import (
     Sources,
     allow_open_parts,
     decode,
+    digest_of_id,
     gather_texts,
     plan_parts,
     read_part,
     read_statistics,
     save_sources,
 )
-from cramlm.errors import ArtifactError, DataError, counted, size
+from cramlm.errors import ArtifactError, DataError, brief, counted, size
 from cramlm.io.executors import Executor, Processes
 from cramlm.io.machine import available_cores
 from cramlm.io.paths import FileStamp, RemoteFile, name_files
@@ -368,6 +370,23 @@ class _Input:
         """Return a copy of a column of digests: there may be more parts than files can be open."""
         return PartColumns(self.path).digests(name).copy()
 
+    def nameless(self) -> BoolArray:
+        """Return a mask of the passages of rows without id."""
+        data, offsets = PartColumns(self.path).ids()
+        return np.asarray(data[offsets[:-1]] == NAMELESS[0])
+
+    def ids_with(self, character: str) -> BoolArray:
+        """Return a mask of the passages with an ASCII character in their id."""
+        data, offsets = PartColumns(self.path).ids()
+        mask = np.zeros(self.passages, np.bool_)
+        mask[np.searchsorted(offsets, np.flatnonzero(data == ord(character)), side="right") - 1] = True
+        return mask
+
+    def ids(self, chosen: BoolArray) -> Iterator[bytes]:
+        """Yield the ids of some passages, as the part has them."""
+        data, offsets = PartColumns(self.path).ids()
+        return (data[offsets[index] : offsets[index + 1]].tobytes() for index in np.flatnonzero(chosen).tolist())
+
     def array(self, name: str) -> npt.NDArray[Any]:
         values: npt.NDArray[Any] = read_array(self.path / f"{name}.npy")
         return values
@@ -380,7 +399,8 @@ def merge_parts(plans: Sequence[PartPlan], store: Path, folder: Path) -> dict[st
     different files, every id is preceded by the name of its file.
 
     Raises:
-        DataError: ids are repeated in one file, or no document is left. ArtifactError: a part is damaged.
+        DataError: ids are repeated in one file, an id is that of a row without id, or no document is left. ArtifactError: a part is
+        damaged.
     """
     stamps = [stamp for plan in plans for stamp in plan.stamps]
     first_files = accumulate((len(plan.stamps) for plan in plans), initial=0)
@@ -396,6 +416,8 @@ def merge_parts(plans: Sequence[PartPlan], store: Path, folder: Path) -> dict[st
     if plans[0].config.duplicates == "words":
         word_digests: _Digests = np.concatenate([part.digests("word_digest") for part in inputs])
         keep[repetitions(word_digests)[0]] = False  # equal passages also have equal words, so the first one of them is kept
+    if not repeated_ids:  # else ids are FILE/ID
+        _refuse_ids_of_nameless_rows(inputs, stamps, keep)
     return _Merger(inputs, stamps, folder, keep, near_duplicates=distinct - int(keep.sum()), repeated_ids=repeated_ids).write(digests)
 
 
@@ -449,6 +471,42 @@ def _count_repeated_ids(inputs: Sequence[_Input], stamps: Sequence[FileStamp]) -
             where = [f"{stamp.path}:{lines[start + number]}" for number in (first[0], again[0])]
             raise DataError(f"{where[1]}: id already used in {where[0]}; {len(again):,} ids are repeated in this file; make them unique")
     return count
+
+
+def _refuse_ids_of_nameless_rows(inputs: Sequence[_Input], stamps: Sequence[FileStamp], keep: BoolArray) -> None:
+    """Check that no kept passage has an id of its own that a kept passage of a row without id gets: FILE:LINE or FILE:LINE#PASSAGE.
+
+    Raises:
+        DataError: naming the id and the lines of both rows.
+    """
+    kept = list(zip(inputs, np.split(keep, np.cumsum([part.passages for part in inputs])[:-1]), strict=True))
+    if not any(file["own_ids"] for part in inputs for file in part.files) or not any((part.nameless() & mask).any() for part, mask in kept):
+        return
+    numbers = {name.encode("utf-8", "surrogateescape"): number for number, name in enumerate(name_files([stamp.path for stamp in stamps]))}
+    suspects: dict[tuple[int, bytes], tuple[_Input, bytes]] = {}  # by the file's number and the id in a part that would get this id
+    for part, mask in kept:
+        for own in part.ids(mask & ~part.nameless() & part.ids_with(":")):
+            name, _, line = own.rpartition(b":")
+            if name in numbers:
+                suspects[numbers[name], NAMELESS + b":" + line] = part, own
+    files = [number for number, _ in suspects]
+    for part, mask in kept if suspects else ():
+        file_of = part.first_file + np.repeat(np.arange(len(part.files)), [file["passages"] for file in part.files])
+        derived = mask & part.nameless() & np.isin(file_of, files)
+        for number, nameless in zip(file_of[derived].tolist(), part.ids(derived), strict=True):
+            if (suspect := suspects.get((number, nameless))) is not None:
+                line = nameless[len(NAMELESS) + 1 :].partition(b"#")[0].decode()
+                where, own = _line_of_id(*suspect, stamps), brief(decode(suspect[1], suspect[0].path))
+                also = f"{stamps[number].path}:{line}, a row without id"
+                raise DataError(f"{where}: the id {own} is also that of {also}; give that row an id of its own")
+
+
+def _line_of_id(part: _Input, own_id: bytes, stamps: Sequence[FileStamp]) -> str:
+    """Return file:line of an id that a row of a part has of its own."""
+    digest = np.frombuffer(digest_of_id(own_id), np.uint64)
+    index = int(np.flatnonzero((part.array("own_ids") == digest).all(axis=1))[0])
+    file = int(np.searchsorted(np.cumsum([file["own_ids"] for file in part.files]), index, side="right"))
+    return f"{stamps[part.first_file + file].path}:{part.array('own_id_lines')[index]}"
 
 
 class _Merger:

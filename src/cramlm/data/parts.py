@@ -297,7 +297,7 @@ class _PartWriter:
             self._keep(passage, passage.count_words(), passage_id, source, counts)
 
     def _record_id(self, own_id: bytes, line: int, counts: _FileCounts) -> None:
-        self._own_ids += blake2b(own_id, digest_size=16).digest()
+        self._own_ids += digest_of_id(own_id)
         self._own_id_lines.append(line)
         counts.own_ids += 1
 
@@ -350,6 +350,11 @@ class _PartWriter:
         self._text_hash.update(offsets.data)
         statistics = {"files": [asdict(counts) for counts in self._files], "text_sha256": self._text_hash.hexdigest()}
         (self._folder / "statistics.json").write_text(json.dumps(statistics, indent=1) + "\n", "utf-8")
+
+
+def digest_of_id(own_id: bytes) -> bytes:
+    """Return the digest of an id in own_ids.npy, 16 bytes."""
+    return blake2b(own_id, digest_size=16).digest()
 
 
 def part_schema(*, word_digests: bool) -> Any:
