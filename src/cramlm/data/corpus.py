@@ -495,10 +495,10 @@ def _refuse_ids_of_nameless_rows(inputs: Sequence[_Input], stamps: Sequence[File
         derived = mask & part.nameless() & np.isin(file_of, files)
         for number, nameless in zip(file_of[derived].tolist(), part.ids(derived), strict=True):
             if (suspect := suspects.get((number, nameless))) is not None:
-                line = nameless[len(NAMELESS) + 1 :].partition(b"#")[0].decode()
-                where, own = _line_of_id(*suspect, stamps), brief(decode(suspect[1], suspect[0].path))
-                also = f"{stamps[number].path}:{line}, a row without id"
-                raise DataError(f"{where}: the id {own} is also that of {also}; give that row an id of its own")
+                number_of_line = nameless[len(NAMELESS) + 1 :].partition(b"#")[0].decode()
+                where, shown = _line_of_id(*suspect, stamps), brief(decode(suspect[1], suspect[0].path))
+                also = f"{stamps[number].path}:{number_of_line}, a row without id"
+                raise DataError(f"{where}: the id {shown} is also that of {also}; give that row an id of its own")
 
 
 def _line_of_id(part: _Input, own_id: bytes, stamps: Sequence[FileStamp]) -> str:

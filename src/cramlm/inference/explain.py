@@ -30,9 +30,9 @@ from cramlm.inference.folders import model_of, run_of
 from cramlm.inference.linear import ModelPart
 from cramlm.inference.predictor import load_predictor
 from cramlm.records import TaskKind
-from cramlm.retrieval.index import CATALOG, ExplainedHit, Index, build_catalog
+from cramlm.retrieval.index import ExplainedHit, Index, build_catalog
 from cramlm.retrieval.selection import SelectionTable
-from cramlm.storage.artifacts import MANIFEST
+from cramlm.storage.artifacts import CATALOG, MANIFEST
 from cramlm.text.characters import is_mark
 
 PASSAGES_FOLDER = "selection-index"
