@@ -114,6 +114,16 @@ def test_repeated_rows_have_coordinates() -> None:
     np.testing.assert_allclose(found @ coordinates.rows.T, (other @ twice.T).toarray(), atol=1e-3)
 
 
+def test_rows_whose_inner_products_have_rounding_errors_above_the_first_jitter_have_coordinates() -> None:
+    random = np.random.default_rng(5)
+    errors = random.choice(np.array([-3e-5, 3e-5]), (60, 60))
+    products = (1 + errors + errors.T).astype(np.float32)  # of 60 equal rows
+    assert np.linalg.eigvalsh(products.astype(np.float64)).min() < -10 * solvers._JITTER, "the first attempts fail"
+    rows = Coordinates.of(products.copy()).rows
+    np.testing.assert_allclose(rows @ rows.T, products + 1e-3 * np.eye(60), atol=1e-5)
+    assert (np.triu(rows, 1) == 0).all()
+
+
 @given(st.integers(1, 12), st.integers(1, 40), st.integers(0, 30), st.sampled_from([0.0, 0.05, 0.5, 1.0]), st.integers(0, 99))
 def test_inner_products_equal_the_plain_product(one: int, other: int, columns: int, density: float, seed: int) -> None:
     random = np.random.default_rng(seed)

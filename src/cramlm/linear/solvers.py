@@ -33,7 +33,7 @@ _LIBLINEAR: Final[dict[str, Any]] = {"solver": "liblinear", "dual": True, "tol":
 _PASSES: Final = (10, 60)  # of coordinate descent over a matrix: at least, at most
 _MAX_VISITS: Final = 150_000_000  # entries that the passes over one matrix visit; large matrices need fewer passes for the same dev score
 _LBFGS: Final[dict[str, Any]] = {"gtol": 1e-4, "maxiter": 40}  # more iterations do not change dev scores beyond noise
-_JITTER: Final = 1e-5  # added to the diagonal of inner products of rows of length 1
+_JITTER: Final = 1e-5  # added to the diagonal of inner products of rows of length 1; ten times as much until it suffices
 _DENSE_COLUMN: Final = 0.03  # share of the rows with an entry from which a column is multiplied as dense
 _COLUMNS_AT_ONCE: Final = 2048
 
@@ -257,9 +257,17 @@ class Coordinates:
 
     @classmethod
     def of(cls, gram: FloatArray) -> Coordinates:
-        """From the inner products of the training rows, (n, n), which are overwritten."""
-        gram[np.diag_indices_from(gram)] += _JITTER  # repeated texts make the matrix singular
-        return cls(np.ascontiguousarray(scipy.linalg.cholesky(gram, lower=True, overwrite_a=True, check_finite=False)))
+        """From the inner products of the training rows, (n, n), whose diagonal is overwritten."""
+        jitter, indices = _JITTER, np.diag_indices_from(gram)
+        diagonal = gram[indices].copy()
+        while True:
+            gram[indices] = diagonal + jitter  # repeated texts make the matrix singular; its rounding errors grow with the number of texts
+            try:
+                return cls(np.ascontiguousarray(scipy.linalg.cholesky(gram, lower=True, check_finite=False)))
+            except np.linalg.LinAlgError:
+                if jitter >= 1:  # far above the rounding errors of any number of texts that fits in memory
+                    raise
+                jitter *= 10
 
     def transform(self, products: FloatArray) -> FloatArray:
         """Coordinates of other texts from their inner products with the training rows, (m, n) -> (m, n)."""
