@@ -11,6 +11,7 @@ from evaluation_fixtures import LABELS, dev_task
 from scipy.stats import pearsonr
 from sklearn.metrics import f1_score
 
+from cramlm.config.run import DEV_METRICS
 from cramlm.data.labels import format_labels, format_number
 from cramlm.evaluation.comparison import SPLITS, Verdict, _half, compare_on_dev, compare_predictions, cross_fitted, holm
 from cramlm.evaluation.kinds import DevScorer
@@ -57,6 +58,15 @@ def test_differences_of_several_labels_are_those_of_scikit_learn_and_of_numbers_
     assert difference.p < 0.01
     constant = compare_predictions(as_labels[0], [["7.0"] * 200], [["7.0"] * 200], kind="regression", trials=50)
     assert (constant.value, constant.p) == (0, 1)
+
+
+@pytest.mark.parametrize(("kind", "metric"), [(kind, metric) for kind, metrics in DEV_METRICS.items() for metric in metrics])
+def test_a_dev_set_of_one_row_has_scores_without_a_warning(kind: TaskKind, metric: str) -> None:
+    scorer = DevScorer.of(dev_task([{"classification": "a", "multi-label": '["a"]', "regression": "1.5"}[kind]], kind), metric)
+    logits = np.zeros((2, 1, scorer.labels), dtype=np.float32)
+    scores = cross_fitted(scorer, {"x": np.stack(list(map(scorer.predictions, logits)))}, seed=0)["x"]
+    assert len(scores) == SPLITS
+    assert np.isfinite(scores).all()
 
 
 def test_the_score_on_a_dev_set_of_one_row_is_that_of_the_row() -> None:

@@ -256,7 +256,7 @@ def cross_fitted(scorer: DevScorer, models: Mapping[str, npt.NDArray[Any]], *, s
             if not len(scored_on):  # dev is one row
                 continue
             for name, predictions in models.items():
-                best = int(np.argmax(scorer.scores(predictions, chosen_on)))
+                best = int(np.argmax(scorer.scores(predictions, chosen_on))) if len(chosen_on) else 0
                 scores[name].append(float(scorer.scores(predictions[best : best + 1], scored_on)[0]))
     return {name: np.array(values) for name, values in scores.items()}
 
