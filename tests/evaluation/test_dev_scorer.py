@@ -54,6 +54,23 @@ def test_scores_of_candidates_are_those_of_the_kind(kind: TaskKind, metric: str,
     np.testing.assert_allclose(scorer.scores(predictions, rows), part.scores(predictions[:, rows]))
 
 
+@pytest.mark.parametrize("unit", [1e-30, 1e-9, 1e30])
+@pytest.mark.parametrize("metric", DEV_METRICS["regression"])
+def test_scores_of_numbers_do_not_depend_on_their_unit(metric: str, unit: float) -> None:
+    true, logits = np.array([0.1, 0.1, 0.7, 0.4, 0.9]), np.array([[0.1, 0.3, 0.5, 0.6, 0.8], [0.7] * 5], np.float32)[..., None]
+    plain, scaled = (DevScorer.of(dev_task([format_number(each) for each in true * by], "regression"), metric) for by in (1, unit))
+    expected = plain.scores(np.stack(list(map(plain.predictions, logits))))
+    found = scaled.scores(np.stack([scaled.predictions(each * np.float32(unit)) for each in logits]))
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    assert found[0] > 0.3
+
+
+@pytest.mark.parametrize("metric", DEV_METRICS["regression"])
+def test_the_score_for_equal_numbers_is_0(metric: str) -> None:
+    scorer = DevScorer.of(dev_task(["0.1"] * 7, "regression"), metric)  # the computed mean is not 0.1
+    assert scorer.scores(np.array([[1.0] * 7, [0.1] * 7, np.arange(7.0)], np.float32)).tolist() == [0, 0, 0]
+
+
 def test_each_logit_of_a_multi_label_task_is_a_probability_of_its_own() -> None:
     logits = np.array([[3.0, -2.0, 0.0], [-1.0, -2.0, -300.0]], dtype=np.float32)
     outputs, kind = outputs_of("multi-label", logits), KINDS["multi-label"]

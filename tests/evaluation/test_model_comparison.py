@@ -60,6 +60,20 @@ def test_differences_of_several_labels_are_those_of_scikit_learn_and_of_numbers_
     assert (constant.value, constant.p) == (0, 1)
 
 
+@pytest.mark.parametrize("unit", [1e-30, 1e-9, 1e9])
+def test_the_difference_of_numbers_does_not_depend_on_their_unit(unit: float) -> None:
+    random = np.random.default_rng(4)
+    numbers = random.normal(size=50)
+    sides = [numbers, numbers + random.normal(size=50), np.full(50, 0.3)]
+    plain, scaled = (
+        compare_predictions(true, [one], [other], kind="regression", trials=100)
+        for true, one, other in ([[format_number(value * by) for value in side] for side in sides] for by in (1, unit))
+    )
+    assert plain.value == pytest.approx(pearsonr(numbers, sides[1])[0])
+    assert [scaled.value, scaled.low, scaled.high] == pytest.approx([plain.value, plain.low, plain.high], rel=1e-6)
+    assert scaled.p == plain.p
+
+
 @pytest.mark.parametrize(("kind", "metric"), [(kind, metric) for kind, metrics in DEV_METRICS.items() for metric in metrics])
 def test_a_dev_set_of_one_row_has_scores_without_a_warning(kind: TaskKind, metric: str) -> None:
     scorer = DevScorer.of(dev_task([{"classification": "a", "multi-label": '["a"]', "regression": "1.5"}[kind]], kind), metric)

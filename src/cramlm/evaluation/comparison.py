@@ -42,6 +42,7 @@ LEVEL = 0.95
 CLEAR: Final = 1.64
 """A difference of more standard errors is clear: one-sided, by chance once in twenty times (docs/log.md)."""
 SPLITS: Final = 20
+_ROUNDING: Final = 1e-12  # of a sum of squares: a smaller spread is a rounding error
 _SPLIT_STREAM: Final = 0x5B17
 
 
@@ -162,8 +163,10 @@ def _moments(truth: _Floats, predicted: _Floats) -> _Floats:
 def _pearson(sums: _Floats) -> _Floats:
     """Pearson's correlation from sums of `_moments` over the last axis; 0 of constant numbers."""
     count, x, y, xx, yy, xy = np.moveaxis(sums, -1, 0)
-    lengths = np.sqrt(np.maximum(xx - x * x / count, 0) * np.maximum(yy - y * y / count, 0))
-    correlation: _Floats = np.divide(xy - x * y / count, lengths, out=np.zeros_like(lengths), where=lengths > 1e-12)
+    of_x, of_y = xx - x * x / count, yy - y * y / count
+    lengths = np.sqrt(np.maximum(of_x, 0) * np.maximum(of_y, 0))
+    varied = (of_x > _ROUNDING * xx) & (of_y > _ROUNDING * yy) & (lengths > 0)
+    correlation: _Floats = np.divide(xy - x * y / count, lengths, out=np.zeros_like(lengths), where=varied)
     return correlation
 
 

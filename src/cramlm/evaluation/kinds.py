@@ -354,6 +354,8 @@ def _mean_f1(right: npt.NDArray[Any], involved: npt.NDArray[Any]) -> ScoreArray:
 
 
 def _number_scores(predictions: ScoreArray, truth: ScoreArray, metric: str) -> ScoreArray:
+    if not np.ptp(truth) > 0:
+        return np.zeros(len(predictions))
     if metric == "r2":
         spread = float(np.square(truth - truth.mean()).sum())
         return 1 - np.square(predictions - truth).sum(axis=1) / spread if spread > 0 else np.zeros(len(predictions))
@@ -363,5 +365,6 @@ def _number_scores(predictions: ScoreArray, truth: ScoreArray, metric: str) -> S
         predictions, truth = rankdata(predictions, axis=1), rankdata(truth)
     x, y = predictions - predictions.mean(axis=1, keepdims=True), truth - truth.mean()
     lengths = np.sqrt(np.square(x).sum(axis=1) * np.square(y).sum())
-    correlations: ScoreArray = np.divide(x @ y, lengths, out=np.zeros(len(x)), where=lengths > 1e-12)
+    varied = (np.ptp(predictions, axis=1) > 0) & (lengths > 0)  # the computed mean of equal numbers may differ from them
+    correlations: ScoreArray = np.divide(x @ y, lengths, out=np.zeros(len(x)), where=varied)
     return correlations
