@@ -13,7 +13,7 @@ from sklearn import metrics
 from sklearn.metrics import accuracy_score, f1_score, mean_squared_error, r2_score
 from sklearn.preprocessing import MultiLabelBinarizer
 
-from cramlm.evaluation.metrics import calibration_error, score, score_labels, score_numbers
+from cramlm.evaluation.metrics import RESAMPLES, bootstrap_number_intervals, calibration_error, score, score_labels, score_numbers
 
 LABELS = ("a", "b", "c", "d")
 NAMES = ("a", "b", "c", "never")
@@ -141,8 +141,26 @@ def test_scores_of_numbers_are_those_of_scipy_and_scikit_learn() -> None:
     np.testing.assert_allclose(intervals["pearson"], plain, atol=0.03)
 
 
+@pytest.mark.parametrize(
+    ("true", "predicted"),
+    [
+        ([*[1.1] * 9, 5.0], [1.0, 2, 3, 1, 2, 1.5, 1.2, 1, 1, 4]),
+        ([1.1, 2.3, 0.4, 1.7, 2.2, 0.9], [*[0.7] * 5, 1.9]),
+        ([1e-9 * number for number in (3, 1, 4, 1, 5, 9)], [2e-9, 1e-9, 2e-9, 3e-9, 3e-9, 8e-9]),
+        (RANDOM.normal(2000, 10, 30).tolist(), RANDOM.normal(2000, 10, 30).tolist()),
+    ],
+    ids=["true numbers mostly equal", "predictions mostly equal", "small", "ordinary"],
+)
+def test_intervals_of_numbers_are_those_of_the_scores_of_each_resample(true: list[float], predicted: list[float]) -> None:
+    counts = np.random.Generator(np.random.Philox(key=[0, 0xB007])).multinomial(len(true), np.ones(len(true)) / len(true), RESAMPLES)
+    resamples = [score_numbers(np.repeat(true, times).tolist(), np.repeat(predicted, times).tolist()).metrics for times in counts]
+    for name, interval in bootstrap_number_intervals(np.array(true), np.array(predicted)).items():
+        assert interval == pytest.approx(np.percentile([each[name] for each in resamples], [2.5, 97.5]), rel=1e-6, abs=1e-12)
+
+
 def test_constant_numbers_have_correlation_0() -> None:
-    for true, predicted in (([1.0, 2.0], [5.0, 5.0]), ([3.0, 3.0], [1.0, 2.0]), ([1.0], [1.0])):
+    for true, predicted in (([1.0, 2.0], [5.0, 5.0]), ([3.0, 3.0], [1.0, 2.0]), ([1.0], [1.0]), ([0.1] * 7, [*range(7)])):
         scores = score_numbers(true, predicted)
         assert scores.pearson == scores.spearman == 0
+        assert scores.r2 == 0 or np.ptp(true) > 0
         assert np.isfinite(list(scores.metrics.values())).all()

@@ -31,6 +31,7 @@ import numpy.typing as npt
 
 from cramlm.data.labels import RULES
 from cramlm.evaluation.kinds import METRIC_NAMES, DevScorer, ScoreArray, format_metric, is_percent
+from cramlm.evaluation.metrics import ROUNDING
 from cramlm.records import IntArray, TaskKind
 
 Metric: TypeAlias = Literal["macro_f1", "accuracy"]
@@ -42,7 +43,6 @@ LEVEL = 0.95
 CLEAR: Final = 1.64
 """A difference of more standard errors is clear: one-sided, by chance once in twenty times (docs/log.md)."""
 SPLITS: Final = 20
-_ROUNDING: Final = 1e-12  # of a sum of squares: a smaller spread is a rounding error
 _SPLIT_STREAM: Final = 0x5B17
 
 
@@ -165,7 +165,7 @@ def _pearson(sums: _Floats) -> _Floats:
     count, x, y, xx, yy, xy = np.moveaxis(sums, -1, 0)
     of_x, of_y = xx - x * x / count, yy - y * y / count
     lengths = np.sqrt(np.maximum(of_x, 0) * np.maximum(of_y, 0))
-    varied = (of_x > _ROUNDING * xx) & (of_y > _ROUNDING * yy) & (lengths > 0)
+    varied = (of_x > ROUNDING * xx) & (of_y > ROUNDING * yy) & (lengths > 0)
     correlation: _Floats = np.divide(xy - x * y / count, lengths, out=np.zeros_like(lengths), where=varied)
     return correlation
 

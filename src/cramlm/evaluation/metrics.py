@@ -27,6 +27,7 @@ from cramlm.records import FloatArray, IntArray
 RESAMPLES = 1000
 LEVEL = 0.95
 CALIBRATION_BINS = 15
+ROUNDING = 1e-12  # of a sum of squares: a smaller spread is a rounding error
 CELLS_AT_ONCE = 4_000_000  # sampled counts held in memory, 32 MB
 
 Interval: TypeAlias = tuple[float, float]
@@ -271,7 +272,7 @@ def score_numbers(true: Sequence[float], predicted: Sequence[float]) -> NumberSc
         pearson=_finite(pearsonr(truth, predictions).statistic) if varied else 0.0,
         spearman=_finite(spearmanr(truth, predictions).statistic) if varied else 0.0,
         rmse=float(np.sqrt(error / len(truth))),
-        r2=1 - error / spread if spread > 0 else 0.0,
+        r2=1 - error / spread if np.ptp(truth) > 0 and spread > 0 else 0.0,
         true=truth,
         predicted=predictions,
     )
@@ -286,7 +287,8 @@ def bootstrap_number_intervals(true: _Numbers, predicted: _Numbers) -> dict[str,
 
     def figures(sampled: _Numbers) -> _Numbers:
         mean_x, mean_y, xx, yy, xy, error = (sampled @ sums / rows).T
-        of_x, of_y = np.maximum(xx - mean_x**2, 0), np.maximum(yy - mean_y**2, 0)
+        of_x, of_y = xx - mean_x**2, yy - mean_y**2
+        of_x, of_y = np.where(of_x > ROUNDING * xx, of_x, 0), np.where(of_y > ROUNDING * yy, of_y, 0)  # else of equal numbers
         spread = np.sqrt(of_x * of_y)
         pearson = np.divide(xy - mean_x * mean_y, spread, out=np.zeros_like(spread), where=spread > 0)
         r2 = 1 - np.divide(error, of_x, out=np.ones_like(of_x), where=of_x > 0)
