@@ -178,6 +178,18 @@ def test_segments_that_are_not_the_texts_of_a_pair_have_vectors_of_their_own(vec
     np.testing.assert_allclose(found[:, width : 4 * width], expected * np.float32(4**-0.5), rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("own_words", [0, 12], ids=["one word", "words of their own"])
+def test_a_corpus_of_passages_without_words_to_train_has_finite_vectors(
+    own_words: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contrastive, "BATCH", 4)
+    own = [[f"id{number}n{word}" for word in range(own_words)] for number in range(50)]
+    texts = [" ".join(["eclipse"] * (1 if own_words else 12 + number) + words) for number, words in enumerate(own)]
+    found = count_word_vectors(corpus_of(texts, tmp_path))
+    found.save(tmp_path)
+    assert np.isfinite(CorpusVectors.load(tmp_path).trained.vectors).all()
+
+
 def test_the_trained_vectors_of_a_corpus_with_enough_passages_differ_from_the_counted_ones(
     corpus: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:

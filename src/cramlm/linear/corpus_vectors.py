@@ -131,7 +131,7 @@ def _train(texts: Texts, vectors: FloatArray, sampled: Sequence[Any], weights: F
         if done % _REPORTED == 0:
             emit(Event("progress", KIND, done=done, data={"loss": loss}, **progress))
     vectors = equalize(halves, _without_shared(vectors, sampled, weights).astype(np.float32), weights)
-    vectors /= np.linalg.norm(vectors, axis=1).mean()
+    vectors /= max(float(np.linalg.norm(vectors, axis=1).mean()), 1e-12)  # 0 if no two words are in one passage
     return vectors.astype(np.float16)
 
 
