@@ -406,6 +406,7 @@ def test_texts_and_labels_may_be_generators(data: Data, tmp_path: Path) -> None:
         ([1, "2", 3, 4], "y\\[1\\] is '2', not a finite number; convert it, or use CramClassifier"),
         (np.eye(4), "y is of 2 dimensions, expected one number per text"),
         ([2.0] * 4, "y: every row has the number 2.0; there is nothing to learn"),
+        ([2e9, 2e9, 2e9, 2e9 + 4], "y: the mean of the numbers, 2000000001, is more than 1,000,000 times their spread of 1.73, too much"),
     ],
 )
 def test_bad_numbers_are_refused_with_their_index(y: Any, message: str, tmp_path: Path) -> None:

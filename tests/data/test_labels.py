@@ -89,6 +89,8 @@ def test_a_cell_that_is_no_finite_number_is_refused(cell: str, tmp_path: Path) -
         ("multi-label", [["b", "a"], ["a", "b"]], r"every row has the labels \('a', 'b'\); "),
         ("regression", [2, 2.0, 2], "every row has the number 2.0"),
         ("regression", [2], "1 training row; a regression needs more"),
+        ("regression", [1.7e9, 1.7e9 + 1, 1.7e9 + 2], r"train\.jsonl: the mean of the numbers, 1700000001, is more than 1,000,000 "),
+        ("regression", [-1e7, -1e7 + 2], "spread of 1, too much .*; subtract the mean from all numbers"),
         ("classification", ["a"], "1 training row"),
         ("classification", ["a", "a"], "every row has the label 'a'"),
         ("classification", [str(n / 7) for n in range(10)], "10 labels for 10 rows .* these look like numbers or ids"),
@@ -98,6 +100,13 @@ def test_a_cell_that_is_no_finite_number_is_refused(cell: str, tmp_path: Path) -
 def test_training_rows_that_no_model_can_learn_from_are_refused(kind: Any, labels: list[Any], reason: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=reason):
         read_task(TaskConfig(train=jsonl(tmp_path / "train.jsonl", labels), kind=kind), seed=1)
+
+
+def test_numbers_with_a_mean_far_above_their_spread_are_read_where_single_precision_has_enough_digits(tmp_path: Path) -> None:
+    seconds = [1.7e9 + 86_400 * day for day in range(30)]
+    task = read_task(TaskConfig(train=jsonl(tmp_path / "train.jsonl", seconds), kind="regression"), seed=1)
+    in_single_precision = np.array([str(each.label) for each in task.train], np.float64).astype(np.float32)
+    assert len(set(in_single_precision.tolist())) == len(task.train)
 
 
 def test_labels_that_are_not_in_train_are_refused(tmp_path: Path) -> None:

@@ -27,6 +27,8 @@ from cramlm.records import FloatArray, IntArray, Scale, TaskKind
 
 _NUMBER: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 LARGEST_NUMBER: Final = 1e30  # squares of larger numbers overflow single precision
+LARGEST_MEAN: Final = 1e6
+"""Of numbers, as a multiple of their spread. Models predict in single precision, whose error is then 0.06 times the spread."""
 
 
 class LabelRules(Protocol):
@@ -187,6 +189,13 @@ class NumberLabel(LabelRules):
             raise DataError(f"{path}: 1 training row; a regression needs more")
         if len(set(labels)) == 1:
             raise DataError(f"{path}: every row has the number {labels[0]}; there is nothing to learn")
+        scale = self.scale(labels)
+        if abs(scale.mean) > LARGEST_MEAN * scale.spread:
+            (mean,) = number_texts([scale.mean], scale.spread)
+            raise DataError(
+                f"{path}: the mean of the numbers, {mean}, is more than {LARGEST_MEAN:,.0f} times their spread of {scale.spread:.3g}, "
+                "too much for single precision; subtract the mean from all numbers"
+            )
 
     def task_labels(self, labels: Sequence[str], column: str) -> tuple[str, ...]:
         return (column,)
