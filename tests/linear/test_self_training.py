@@ -9,12 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cramlm.linear import fit as fit_module
 from cramlm.linear import self_training
+from cramlm.linear.corpus_vectors import WIDTH
 from cramlm.linear.files import MODEL_FILE, Setting
-from cramlm.linear.fit import LinearFit, SearchSpace, fit_linear
+from cramlm.linear.fit import MAX_VECTOR_VALUES, LinearFit, SearchSpace, fit_linear, fit_reads_seed
 from cramlm.linear.model import LinearModel
 from cramlm.linear.self_training import reads_unlabelled, self_trained, self_training_reads_seed
 from cramlm.records import Event, Example, Task
+from cramlm.text.markers import MAX_KINDS
 
 WORDS = {"sport": ["goal", "match", "team", "referee", "stadium", "league"], "food": ["soup", "bread", "oven", "salt", "kitchen", "butter"]}
 SPACE = SearchSpace((1.0, 10.0, 100.0), "macro_f1", seed=1, variants=("words",))
@@ -80,6 +83,26 @@ def test_the_result_is_a_function_of_the_arguments_and_a_sample_of_the_seed(monk
     np.testing.assert_array_equal(sampled, trained(given)[1].model.coefficients.weights)
     other = trained(given, replace(SPACE, seed=2))[1].model.coefficients.weights
     assert sampled.shape != other.shape or not np.array_equal(sampled, other)
+
+
+def test_labelled_and_unlabelled_texts_of_too_many_characters_together_are_a_sample_of_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    given, space = task(unlabelled(60)), replace(SPACE, variants=("characters",))
+    characters = sum(len(example.text) for example in (*given.train, *given.unlabelled))
+    monkeypatch.setitem(fit_module.MAX_CHARACTERS, "characters", characters)  # type: ignore[index]
+    assert not self_training_reads_seed(given)
+    one, other = (trained(given, replace(space, seed=seed))[1].model.coefficients.weights for seed in (1, 2))
+    np.testing.assert_array_equal(one, other)
+    monkeypatch.setitem(fit_module.MAX_CHARACTERS, "characters", characters // 2)  # type: ignore[index]
+    assert not fit_reads_seed(given), "the labelled texts alone are not sampled"
+    assert self_training_reads_seed(given)
+    one, other = (trained(given, replace(space, seed=seed))[1].model.coefficients.weights for seed in (1, 2))
+    assert one.shape != other.shape or not np.array_equal(one, other)
+    assert not self_training_reads_seed(replace(given, kind="multi-label")), "there is no self-training"
+
+
+def test_vectors_of_segments_are_sampled_by_the_seed_only_where_more_texts_are_fitted_than_self_training_reads() -> None:
+    widest = WIDTH * (1 + MAX_KINDS + 2)
+    assert MAX_VECTOR_VALUES // widest >= fit_module.FEW_TEXTS + self_training.MAX_UNLABELLED
 
 
 def test_a_self_trained_model_predicts_the_same_after_it_was_saved_and_loaded(tmp_path: Path) -> None:

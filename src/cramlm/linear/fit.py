@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Generic, TypeVar
 
@@ -26,7 +26,7 @@ from cramlm.linear.files import BayesSetting, Setting
 from cramlm.linear.model import LinearModel, beside
 from cramlm.linear.solvers import SOLVERS, Coefficients, Coordinates, Fitter, inner_products, on_one_blas_thread
 from cramlm.linear.word_vectors import CorpusVectors
-from cramlm.records import PAIR_BOUNDARY, Emit, Event, FloatArray, IntArray, Task, silent
+from cramlm.records import PAIR_BOUNDARY, Emit, Event, Example, FloatArray, IntArray, Task, silent
 from cramlm.text.markers import Markers
 
 VECTOR_WEIGHTS: Final = (0.25, 0.5, 1.0)
@@ -49,7 +49,8 @@ MAX_CHARACTERS: Final[Mapping[Variant, int]] = {
 }
 """If the training texts have more characters together, a sample is fitted that has the same share of every label."""
 MAX_VECTOR_VALUES: Final = 40_000_000
-"""Of the vectors of segments of all training texts, half a gigabyte in the matrix that is fitted; of more texts a sample is fitted."""
+"""Of the vectors of segments of all training texts, half a gigabyte in the matrix that is fitted; of more texts a sample is fitted.
+At least 10,000 texts have fewer: more than `FEW_TEXTS`, so that `fit_reads_seed` need not count them."""
 _FAR_BELOW: Final = 0.01  # in dev score: a larger C gains less than this on all texts
 _SAMPLE_STREAM: Final = 0x7F1D
 
@@ -194,8 +195,13 @@ class SearchSpace:
 
 def fit_reads_seed(task: Task) -> bool:
     """Return True if `fit_linear` reads the seed: to sample texts, or in liblinear, which fits more than `FEW_TEXTS`."""
-    texts = [example.divided_text for example in task.with_label_texts.train]
-    return len(texts) > FEW_TEXTS or sum(len(normalize(text)) for text in texts) > min(MAX_CHARACTERS.values())
+    texts = task.with_label_texts.train
+    return len(texts) > FEW_TEXTS or has_too_many_characters(texts)
+
+
+def has_too_many_characters(texts: Iterable[Example]) -> bool:
+    """Return True if a variant samples these training texts because they are too long together."""
+    return sum(len(normalize(text.divided_text)) for text in texts) > min(MAX_CHARACTERS.values())
 
 
 def markers_of(task: Task) -> Markers | None:

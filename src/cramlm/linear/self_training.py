@@ -19,7 +19,17 @@ import numpy as np
 from cramlm.evaluation.combination import calibrate_on_dev
 from cramlm.evaluation.kinds import KINDS, METRIC_NAMES, format_metric
 from cramlm.linear.files import Setting
-from cramlm.linear.fit import FEW_TEXTS, Candidate, DevCandidates, LinearFit, SearchSpace, Spans, TaskFeatures, sample_texts
+from cramlm.linear.fit import (
+    FEW_TEXTS,
+    Candidate,
+    DevCandidates,
+    LinearFit,
+    SearchSpace,
+    Spans,
+    TaskFeatures,
+    has_too_many_characters,
+    sample_texts,
+)
 from cramlm.linear.model import LinearModel
 from cramlm.linear.solvers import SOLVERS, on_one_blas_thread
 from cramlm.linear.teacher import Teacher, aligned, label_counts
@@ -44,8 +54,10 @@ def reads_unlabelled(task: Task) -> bool:
 
 
 def self_training_reads_seed(task: Task) -> bool:
-    """Return True if `self_trained` samples the unlabelled texts."""
-    return reads_unlabelled(task) and len(task.unlabelled) > MAX_UNLABELLED
+    """Return True if `self_trained` samples the unlabelled texts, or all texts together because they are too long."""
+    if not reads_unlabelled(task):
+        return False
+    return len(task.unlabelled) > MAX_UNLABELLED or has_too_many_characters((*task.with_label_texts.train, *task.unlabelled))
 
 
 @on_one_blas_thread
