@@ -20,7 +20,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 from cramlm import recipes
 from cramlm.config.base import parse_budget
-from cramlm.config.run import TokenizerConfig, load_config, to_toml
+from cramlm.config.run import RunConfig, TokenizerConfig, load_config, to_toml
 from cramlm.data.task import read_task
 from cramlm.errors import Stopped, UsageError
 from cramlm.inference.predictor import Predictor
@@ -274,6 +274,31 @@ def test_a_budget_sets_all_open_settings_and_a_second_call_keeps_the_plan(tmp_pa
     assert all(phase.steps and phase.max_length and phase.evaluate_every for phase in first.config.phases)
     second = run(config, out=tmp_path / "run", store=tmp_path / "store")
     assert second.config == first.config
+
+
+def test_the_steps_are_those_of_a_new_folder_after_a_change_of_what_they_depend_on(tmp_path: Path) -> None:
+    paths = write_task(tmp_path / "data")
+    tiny = load_config(tiny_config(paths, baseline={"c": [3.0], "enabled": False}))
+    recipe = recipes.labels_only(train=paths["train"], dev=paths["dev"], budget="3e9flops")
+    own = {name: getattr(tiny, name) for name in ("encoder", "tokenizer", "threads", "baseline", "tokens_per_second")}
+    narrow = recipe.model_copy(update=own)
+
+    def steps(config: RunConfig, folder: str) -> tuple[int | None, list[str]]:
+        events: list[Event] = []
+        phases = run(config, out=tmp_path / folder, store=tmp_path / "store", emit=events.append).config.phases
+        return phases[-1].steps, [event.message for event in events if event.stage == "schedule" and event.kind == "stale"]
+
+    wide = narrow.model_copy(update={"encoder": narrow.encoder.model_copy(update={"hidden": 64})})
+    many, fewer = steps(narrow, "run")[0], steps(wide, "new")[0]
+    assert steps(wide, "run") == (fewer, ["runs again: encoder.hidden 32 -> 64"])
+    assert many != fewer
+    slow, quick = (wide.model_copy(update={"budget": "10m", "tokens_per_second": speed}) for speed in (40.0, 80.0))
+    few, _ = steps(slow, "run")
+    more, reasons = steps(quick, "run")
+    assert reasons == ["runs again: tokens_per_second 40.0 -> 80.0"]
+    assert few is not None
+    assert more is not None
+    assert more > few
 
 
 @pytest.mark.parametrize("changed", ["corpus", "test"])

@@ -62,6 +62,7 @@ from cramlm.storage.artifacts import Artifact, hash_json, publish_file
 from cramlm.training.objective import count_parameters
 
 PLANNED_BY = ("budget", "tokens_per_second", "encoder", "head", "tokenizer", "retriever")
+_SCHEDULED_BY = ("budget", "tokens_per_second", "encoder", "head")
 _MEASURED = {"encoder", "head", "tokenizer", "threads", "device"}  # what the speed depends on
 MEASUREMENT_SHARE = 0.015  # of a time budget, for each of the two measurements; at most `_MAX_SECONDS` seconds
 _MAX_SECONDS = 2.0
@@ -389,7 +390,9 @@ def schedule(run: RunContext, plan: RunPlan, text: EncodedTexts) -> Schedule:
             seconds = budget.phase_amount(phase, sizes, units) * seconds_per_unit
             run.emit(Event("plan", "schedule", budget.describe(phase, sizes, seconds=seconds)))
 
-    settings = {"phases": phases_by_name(run.config.phases), "budget": run.config.budget}
+    settings = {name: run.config.model_dump(mode="json")[name] for name in _SCHEDULED_BY}  # not the measured speed, which always differs
+    settings |= {"phases": phases_by_name(run.config.phases), "precision": plan.precision, "threads": plan.threads}
+    settings |= {"ranks": run.ranks.count} if run.ranks.count > 1 else {}
     inputs = {"tokenizer": text.tokenizer.fingerprint, "selection": fingerprint(text.selection), "task": task_fingerprint(run.task)}
     inputs |= {} if text.prompt is None else {"prompt": asdict(text.prompt)}
     return _read_schedule(run.build(Stage("schedule", 3, settings, inputs, write)))
