@@ -97,6 +97,14 @@ def test_fewer_labels_get_more_passes_within_bounds_and_dropout_if_they_are_many
     assert ninety.dropout == 0.0, "also with few labels: it gained nothing (docs/log.md)"
 
 
+@pytest.mark.parametrize("examples", [2, 6, 10])
+def test_very_few_labels_get_the_least_number_of_steps(examples: int) -> None:
+    few = Sizes(examples, labels=2, train_tokens=10 * examples, dev_tokens=20, test_tokens=0, external_tokens=0)
+    for amount in (None, 600.0):
+        (planned,) = plan_phases([finetune_phase()], sizes=few, speed=SPEED, amount=amount, rows=128)
+        assert planned.steps == MIN_STEPS
+
+
 def test_max_passes_limits_the_steps_with_and_without_a_budget() -> None:
     bounded = [phase.model_copy(update={"max_passes": 2.0}) for phase in (joint_phase(), finetune_phase())]
     for amount in (None, 10_000.0):

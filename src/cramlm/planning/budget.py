@@ -133,7 +133,7 @@ def _planned_steps(phases: Sequence[PhaseConfig], sizes: Sizes, speed: Speed, am
     for phase in label_phases:
         most = _most_steps(phase, sizes)
         if most is None and not phase.external:
-            most = _steps_for_passes(phase, sizes, finetune_passes(sizes.train_examples))
+            most = max(MIN_STEPS, _steps_for_passes(phase, sizes, finetune_passes(sizes.train_examples)))
         bounds = [most]
         if left is not None:
             allowed = left / len(label_phases)
