@@ -173,6 +173,32 @@ def test_the_minimum_amount_can_be_planned_at_any_cost_of_a_dev_evaluation(phase
         plan_phases(phases, sizes=sizes, speed=speed, amount=0.98 * least, rows=128)
 
 
+intervals = st.none() | st.integers(1, 30)
+
+
+@given(
+    every=st.tuples(intervals, intervals),
+    phases=st.sampled_from([[joint_phase(), finetune_phase()], [finetune_phase()], [joint_phase()], [finetune_phase(), finetune_phase()]]),
+    steps=st.none() | st.integers(1, 50),
+    examples=st.integers(2, 100_000),
+    dev_tokens=st.integers(10, 10_000_000),
+    rate=st.floats(1e-9, 1e6),
+)
+def test_a_plan_succeeds_with_its_minimum_amount_at_any_interval_of_evaluations(
+    every: tuple[int | None, int | None], phases: list[PhaseConfig], steps: int | None, examples: int, dev_tokens: int, rate: float
+) -> None:
+    changed = [
+        phase.model_copy(update={"name": f"phase-{number}", "evaluate_every": interval})
+        for number, (phase, interval) in enumerate(zip(phases, every, strict=False))
+    ]
+    fixed = [changed[0].model_copy(update={"steps": steps}), *changed[1:]]
+    sizes = replace(SIZES, train_examples=examples, train_tokens=50 * examples, dev_tokens=dev_tokens)
+    speed = Speed(joint=rate, finetune=1.2 * rate)
+    least = minimum_amount(fixed, sizes, speed)
+    planned = plan_phases(fixed, sizes=sizes, speed=speed, amount=least, rows=128)
+    assert all(phase.steps >= MIN_STEPS for phase, before in zip(planned, fixed, strict=True) if phase.steps and before.steps is None)
+
+
 def test_a_budget_of_operations_gives_the_steps_of_the_time_that_they_take() -> None:
     seconds, flops_per_second = 300.0, 2e11
     per_operation = Speed(SPEED.joint / flops_per_second, SPEED.finetune / flops_per_second)
@@ -255,9 +281,12 @@ def test_a_run_that_just_fits_is_not_refused() -> None:
     check_resources(FORECAST, memory=3_000_000_000, disk=2_000_000_000, folder="runs/x")
 
 
-def forecast(budget: Budget, measured: Measurement, corpus_bytes: int = 0, preset: str = "tiny") -> CostForecast:
+def forecast(
+    budget: Budget, measured: Measurement, corpus_bytes: int = 0, preset: str = "tiny", every: int | None = None
+) -> CostForecast:
     texts = TextSizes(Sizes(100, 2, 5000, 5000, 5000, 0), 64, corpus_bytes)
     config = tlm(train="", corpus=["corpus.txt"]).model_copy(update={"encoder": PRESETS[preset]})
+    config = config.model_copy(update={"phases": tuple(phase.model_copy(update={"evaluate_every": every}) for phase in config.phases)})
     return forecast_cost(config, budget, texts, Machine(measured, measured, 1000))
 
 
@@ -269,15 +298,16 @@ def test_a_short_time_is_accepted_on_a_busy_machine_and_too_few_operations_never
         forecast(Budget(flops=1e10), busy)
 
 
+@pytest.mark.parametrize("every", [None, 1])
 @pytest.mark.parametrize("too_small", [Budget(flops=1e10), Budget(flops=3.3e11), Budget(seconds=1.0), Budget(seconds=30.0)])
-def test_a_budget_that_is_too_small_is_refused_with_one_that_is_not(too_small: Budget) -> None:
+def test_a_budget_that_is_too_small_is_refused_with_one_that_is_not(too_small: Budget, every: int | None) -> None:
     quiet = Measurement(1_000.0, 2, 1.0, 1e7, None)
     with pytest.raises(UsageError, match=r"pass --budget \S+ or more, or a smaller --preset$"):
-        forecast(too_small, quiet, corpus_bytes=10_000_000, preset="mini")
+        forecast(too_small, quiet, corpus_bytes=10_000_000, preset="mini", every=every)
     with pytest.raises(UsageError, match=r"pass --budget \S+ or more$") as refused:
-        forecast(too_small, quiet, corpus_bytes=10_000_000)
+        forecast(too_small, quiet, corpus_bytes=10_000_000, every=every)
     (named,) = re.findall(r"--budget (\S+) or more", str(refused.value))
-    assert all(phase.steps for phase in forecast(parse_budget(named), quiet, corpus_bytes=10_000_000).phases)
+    assert all(phase.steps for phase in forecast(parse_budget(named), quiet, corpus_bytes=10_000_000, every=every).phases)
 
 
 @pytest.mark.parametrize(

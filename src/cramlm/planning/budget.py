@@ -168,12 +168,21 @@ def minimum_amount(phases: Sequence[PhaseConfig], sizes: Sizes, speed: Speed) ->
     for_labels = max((slack * _minimum_cost(phase, sizes, speed) * len(label_phases) / share for phase in label_phases), default=0.0)
     for_text = sum(_minimum_cost(phase, sizes, speed) for phase in text_phases)
     too_little, enough = fixed, fixed + slack * max(for_labels, for_text / (1 - MAX_FINETUNE_SHARE if label_phases else 1.0))
+
+    def suffices(amount: float) -> bool:
+        try:
+            plan_phases(phases, sizes=sizes, speed=speed, amount=amount, rows=ROW_LENGTHS[0])
+        except UsageError:
+            return False
+        return True
+
+    while not suffices(enough):
+        too_little, enough = enough, 2 * enough
     while enough - too_little > 0.01 * enough:
         between = (too_little + enough) / 2
-        try:
-            plan_phases(phases, sizes=sizes, speed=speed, amount=between, rows=ROW_LENGTHS[0])
+        if suffices(between):
             enough = between
-        except UsageError:
+        else:
             too_little = between
     return enough
 
@@ -227,8 +236,10 @@ def _share_beside_text(phase: PhaseConfig, amount: float, sizes: Sizes, speed: S
 
 def _minimum_cost(phase: PhaseConfig, sizes: Sizes, speed: Speed) -> float:
     """What `MIN_STEPS` steps take at most, with the largest number of evaluations."""
-    steps = (MIN_STEPS + 1) * _amount_per_step(phase, sizes, speed)
-    return steps + max(EVALUATION_SHARE * steps, _evaluation_cost(sizes, speed))
+    steps, evaluation = (MIN_STEPS + 1) * _amount_per_step(phase, sizes, speed), _evaluation_cost(sizes, speed)
+    if phase.evaluate_every is not None:
+        return steps + _evaluations(phase, MIN_STEPS + 1, sizes, speed) * evaluation
+    return steps + max(EVALUATION_SHARE * steps, evaluation)
 
 
 def _affordable_steps(phase: PhaseConfig, amount: float, sizes: Sizes, speed: Speed) -> int:
