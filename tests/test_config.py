@@ -233,17 +233,27 @@ def test_a_term_with_weight_0_is_dropped() -> None:
     assert [term.kind for term in phase.terms] == ["classify"]
 
 
-@pytest.mark.parametrize(("text", "count"), [("50M", 50_000_000), ("1.5k", 1500), ("2_000", 2000), ("7", 7), (7, 7), ("1G", 10**9)])
+COUNTS = [("50M", 50_000_000), ("1.5k", 1500), ("4.1M", 4_100_000), ("2.3G", 2_300_000_000), ("1.001k", 1001), ("2.0", 2)]
+COUNTS += [("2_000", 2000), ("7", 7), (7, 7), ("1G", 10**9)]
+
+
+@pytest.mark.parametrize(("text", "count"), COUNTS)
 def test_a_limit_is_a_number_or_a_count_with_a_suffix(text: str | int, count: int) -> None:
     assert Bm25Config(max_tokens=text).max_tokens == count
     overridden = apply_overrides(with_corpus(kind="bm25"), [f"retriever.max_tokens={text}"])
     assert load_config(overridden).retriever == Bm25Config(max_tokens=count)
 
 
-@pytest.mark.parametrize("text", ["many", "50MB", "-5", "0", "", "1.5"])
+@pytest.mark.parametrize("text", ["many", "50MB", "-5", "0", "", "1.5", "1.0001k", "9" * 5000])
 def test_a_limit_that_is_not_a_count_is_a_usage_error(text: str) -> None:
-    with pytest.raises(UsageError, match=r"retriever\.max_tokens"):
+    with pytest.raises(UsageError, match=r"^config: retriever\.max_tokens: (must be a count like 500000, 500k or 50M|Input should be greater)"):
         load_config(with_corpus(kind="bm25", max_tokens=text))
+
+
+@given(st.integers(1, 10**9), st.sampled_from([("k", 3), ("M", 6), ("G", 9)]))
+def test_every_count_with_a_suffix_is_read_exactly(count: int, suffix: tuple[str, int]) -> None:
+    letter, digits = suffix
+    assert Bm25Config(max_tokens=f"{count // 10**digits}.{count % 10**digits:0{digits}}{letter}").max_tokens == count
 
 
 def test_another_retriever_keeps_the_settings_that_it_also_has() -> None:

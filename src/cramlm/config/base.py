@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Annotated, Any, TypeAlias, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
@@ -37,9 +38,10 @@ def parse_count(value: Any) -> Any:
     """
     if not isinstance(value, str):
         return value
-    match = re.fullmatch(r"(\d[\d_]*(?:\.\d+)?)\s*([kMG]?)", value.strip())
-    count = None if match is None else float(match[1].replace("_", "")) * {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}[match[2]]
-    if count is None or not count.is_integer():
+    match = re.fullmatch(r"(\d[\d_]{0,30}(?:\.\d{1,30})?)\s*([kMG]?)", value.strip())
+    # A fraction is exact: as floating-point numbers, 4.1 * 10**6 is no whole number.
+    count = None if match is None else Fraction(match[1].replace("_", "")) * {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}[match[2]]
+    if count is None or count.denominator != 1:
         raise ValueError("must be a count like 500000, 500k or 50M")
     return int(count)
 
