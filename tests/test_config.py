@@ -134,6 +134,7 @@ def test_an_override_without_a_target_is_a_usage_error_with_its_text(override: s
         ({"phases": [{"name": "Joint Phase", "terms": CLASSIFY}]}, "phases[0].name"),
         ({"phases": [PHASE, PHASE]}, "phase names must differ"),
         ({"phases": [PHASE | {"external": 0, "task": 0}]}, "no text to sample"),
+        ({"phases": [PHASE | {"steps": 0}]}, "phases[0].steps: Input should be greater than or equal to 1"),
         ({"phases": [{"name": "a"}]}, "phases[0].terms"),
         ({"phases": [{"name": "a", "terms": []}]}, "phases[0].terms"),
         ({"phases": [PHASE | {"external": 1, "terms": [*CLASSIFY, {"kind": "mlm"}]}]}, "there is no corpus"),

@@ -156,14 +156,10 @@ def test_dev_is_evaluated_ten_times_by_default_and_always_after_the_last_step(tm
     assert len(seen) == 3
 
 
-@pytest.mark.parametrize("changes", [{"steps": 0}, {"steps": 3, "label_weight": 0.0}], ids=["no steps", "no labels"])
-def test_a_phase_without_steps_or_labels_is_never_evaluated(tmp_path: Path, changes: dict[str, Any]) -> None:
-    model = make_model()
-    before = weights_of(model)
-    result = run_phase(model, make_phase(**changes), tmp_path, evaluate=lambda model, step: pytest.fail("evaluated"))
-    assert (result.steps, result.best_step, result.best_score) == (changes["steps"], None, None)
-    if not changes["steps"]:
-        assert_same_bits(weights_of(model), before)
+def test_a_phase_without_labels_is_never_evaluated(tmp_path: Path) -> None:
+    phase = make_phase(steps=3, label_weight=0.0)
+    result = run_phase(make_model(), phase, tmp_path, evaluate=lambda model, step: pytest.fail("evaluated"))
+    assert (result.steps, result.best_step, result.best_score) == (3, None, None)
 
 
 @pytest.mark.parametrize("poison", [math.nan, math.inf])

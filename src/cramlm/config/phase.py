@@ -43,7 +43,7 @@ class PhaseConfig(FrozenModel):
 
     name: str = Field(pattern=r"^[a-z][a-z0-9-]*$")
     terms: tuple[Term, ...] = Field(min_length=1, description="terms whose weighted sum is the loss (docs/guides/objectives.md)")
-    steps: int | None = Field(None, ge=0, description="optimizer updates; None = from passes, or set by the budget")
+    steps: int | None = Field(None, ge=1, description="optimizer updates; None = from passes, or set by the budget")
     passes: float | None = Field(
         None,
         gt=0,

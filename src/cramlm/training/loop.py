@@ -157,7 +157,7 @@ class _PhaseRun:
     def compiles(self) -> bool:
         """Return True if layers are compiled (`RunConfig.compile_layers`)."""
         phase, wanted = self.phase, self.job.compile_layers
-        if self.model.device.type != "cuda" or phase.dropout or phase.attention_dropout or wanted is False or not self.steps:
+        if self.model.device.type != "cuda" or phase.dropout or phase.attention_dropout or wanted is False:
             return False
         return wanted or self.steps * executed_flops(self.model, self.job.batches.batch(0), phase) >= _COMPILED_FROM
 
