@@ -306,6 +306,12 @@ def test_any_other_budget_is_a_usage_error_with_an_example(text: str) -> None:
         parse_budget(text)
 
 
+@pytest.mark.parametrize("text", ["1e40flops", "1e27flops", "9" * 400 + "flops", "99999999999999999999h", "31536000001s", "9" * 400])
+def test_a_budget_beyond_any_run_is_a_usage_error_with_the_limit(text: str) -> None:
+    with pytest.raises(UsageError, match=r"^budget '.*' is over (1e26 operations|1,000 years); pass a smaller one, like (3e15flops|20m)$"):
+        parse_budget(text)
+
+
 def test_a_name_that_is_no_setting_is_refused_with_where_the_settings_are() -> None:
     with pytest.raises(UsageError, match=r"^config: phases\[0\]\.stpes is no setting; `cramlm config` prints every setting$"):
         load_config(minimal(phases=[PHASE | {"name": "finetune", "steps": 10, "stpes": 3}]))

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cramlm.config.base import Budget, parse_budget
+from cramlm.config.base import MAX_FLOPS, MAX_SECONDS, Budget, parse_budget
 from cramlm.config.retriever import Bm25Config, RandomConfig, RetrieverConfig, UnionConfig
 from cramlm.config.run import EncoderConfig, PhaseConfig, TokenizerConfig, load_config
 from cramlm.config.terms import Classify, Distil
@@ -63,6 +63,13 @@ def test_planned_phases_fill_the_time_and_never_exceed_it(seconds: float, rate: 
     spent = training + evaluations * SIZES.dev_tokens / (speed.finetune * EVALUATION_SPEEDUP)
     assert spent <= seconds * 1.001
     assert spent >= seconds - 2 * 4096 / speed.joint - 3 * 1600 / speed.finetune - 2 * SIZES.dev_tokens / speed.finetune
+
+
+@pytest.mark.parametrize("speed", [SPEED, Speed(joint=1e12, finetune=1e12), Speed(joint=1e-3, finetune=1e-3)])
+def test_the_largest_budgets_can_be_planned(speed: Speed) -> None:
+    small = [phase.model_copy(update={"batch_size": 1}) for phase in (joint_phase(), finetune_phase())]
+    for amount in (MAX_SECONDS, MAX_FLOPS):
+        assert all(phase.steps for phase in plan_phases(small, sizes=SIZES, speed=speed, amount=amount, rows=128))
 
 
 def test_explicit_numbers_and_terms_are_kept_and_passes_become_steps() -> None:

@@ -14,6 +14,10 @@ from cramlm.errors import UsageError
 NOMINAL_FLOPS = 2e11
 """Assumed operations per second (two cores in bf16), to convert a budget in FLOPs to a time before anything is measured."""
 
+MAX_FLOPS = 1e26
+MAX_SECONDS = 1_000 * 365 * 86_400.0
+"""The largest budgets: about what the largest language models take, and a thousand years."""
+
 
 class FrozenModel(BaseModel):
     """A group of settings: immutable, without unknown names, with finite numbers."""
@@ -70,14 +74,19 @@ def parse_budget(text: str) -> Budget:
     """Parse a time ('90s', '20m', '1.5h', or a plain number of seconds) or a number of operations ('3e15flops').
 
     Raises:
-        UsageError: if it is neither, or not positive.
+        UsageError: if it is neither, or not positive, or above `MAX_FLOPS` or `MAX_SECONDS`.
     """
     flops = re.fullmatch(r"(\d+(?:\.\d+)?(?:e\+?\d{1,2})?) ?flops?", text.strip().lower())
     if flops is not None:
         if float(flops[1]) <= 0:
             raise UsageError(f"budget {text!r} is not a positive number of operations; write it like 3e15flops")
+        if float(flops[1]) > MAX_FLOPS:
+            raise UsageError(f"budget {text!r} is over 1e26 operations; pass a smaller one, like 3e15flops")
         return Budget(flops=float(flops[1]))
     seconds = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
     if seconds is None or float(seconds[1]) <= 0:
         raise UsageError(f"budget {text!r} is neither a positive time, like 20m, nor a number of operations, like 3e15flops")
-    return Budget(seconds=float(seconds[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[seconds[2]])
+    amount = float(seconds[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[seconds[2]]
+    if amount > MAX_SECONDS:
+        raise UsageError(f"budget {text!r} is over 1,000 years; pass a smaller one, like 20m")
+    return Budget(seconds=amount)

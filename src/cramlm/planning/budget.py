@@ -33,6 +33,7 @@ MAX_EVALUATIONS = 20
 MAX_DRIFT = 5.0  # a larger factor between planned and reached speed is an accident, not the speed of this machine
 EVALUATION_SPEEDUP = 3.0  # a forward pass costs a third of a training step
 MIN_STEPS = 20
+_MOST_STEPS = 1e15  # of a phase; `bisect` takes numbers of 64 bits
 DROPOUT, DROPOUT_ABOVE_PASSES = 0.1, 8.0  # fewer passes underfit: dropout costs them 0.5 to 5 points (docs/log.md)
 ROW_LENGTHS = (64, 128, 256)
 
@@ -244,7 +245,7 @@ def _minimum_cost(phase: PhaseConfig, sizes: Sizes, speed: Speed) -> float:
 
 def _affordable_steps(phase: PhaseConfig, amount: float, sizes: Sizes, speed: Speed) -> int:
     """The largest number of steps whose cost, which rises with them, is within `amount`; 0 if there is none."""
-    most = max(0, int(amount / _amount_per_step(phase, sizes, speed)))
+    most = int(min(max(0.0, amount / _amount_per_step(phase, sizes, speed)), _MOST_STEPS))
     return bisect_right(range(1, most + 1), amount, key=lambda steps: _cost(phase, steps, sizes, speed))
 
 
