@@ -147,6 +147,23 @@ rct            50/50/100        3/3/7          20/100/100     100000/300000/5000
 """
 
 
+@pytest.mark.parametrize(
+    ("kind", "override", "metric"),
+    [
+        ("classification", [], "macro_f1"),
+        ("multi-label", [], "macro_f1"),
+        ("regression", [], "pearson"),
+        ("regression", ["dev_metric=r2"], "r2"),
+    ],
+)
+@pytest.mark.parametrize("recipe", ["tlm-small", "tlm-large:rct:0.001"])
+def test_the_papers_recipes_take_every_kind_of_task(recipe: str, kind: str, override: list[str], metric: str, tmp_path: Path) -> None:
+    rows = [{"text": f"a b {number}", "label": [str(number)] if kind == "multi-label" else str(number)} for number in range(20)]
+    task = {"train": str(write_jsonl(tmp_path / "train.jsonl", rows)), "kind": kind}
+    config = resolve_run(recipe, None, override, task=task, corpus=["corpus.jsonl"], budget=None, seed=None)
+    assert config.metric == ("micro_f1" if "rct" in recipe and kind != "regression" else metric)
+
+
 @pytest.mark.parametrize("line", PAPER.split("\n")[1:-1], ids=lambda line: line.split()[0])
 def test_the_papers_recipes_hold_the_papers_numbers(line: str) -> None:
     task, *columns = line.split()

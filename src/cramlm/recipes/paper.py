@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, Literal, TypeAlias
 
 from cramlm.config.run import (
+    DEV_METRICS,
     Bm25Config,
     EncoderConfig,
     HeadConfig,
@@ -110,7 +111,7 @@ class PaperRecipe(Recipe):
             encoder=BERT_LARGE if self.scale == "large" else BERT_BASE,
             head=HeadConfig(pooling="cls"),
             phases=(stage_1(settings, self.scale), stage_2(settings, self.scale)),
-            dev_metric=settings.score,
+            dev_metric=settings.score if settings.score in DEV_METRICS[inputs.task.kind] else None,
             logit_adjustment="none",
         )
         return whole if shrink == 1.0 else twin(whole, shrink)
