@@ -398,13 +398,13 @@ def with_top_k(retriever: RetrieverConfig | None, top_k: int | None, *, recipe: 
     """The retriever with this number of passages per query; None leaves it as it is.
 
     Raises:
-        UsageError: if nothing is retrieved by queries.
+        UsageError: if nothing is retrieved by queries. ValidationError: if the retriever does not accept the number.
     """
     if top_k is None:
         return retriever
     if retriever is None or "top_k" not in type(retriever).model_fields:
         raise UsageError(f"the recipe {recipe} sends no queries to the corpus, so top_k has no meaning; drop it")
-    return retriever.model_copy(update={"top_k": top_k})
+    return type(retriever).model_validate({**retriever.model_dump(), "top_k": top_k})
 
 
 def labelled_size(task: TaskConfig, *, seed: int) -> LabelledSize:
