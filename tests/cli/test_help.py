@@ -122,6 +122,28 @@ def test_a_pattern_that_the_shell_expanded_is_read_like_a_quoted_one() -> None:
     assert "unexpected argument 'stray'" in error_line(cramlm("config", "--budget", "1m", "stray"), 2)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("fit", "--train", "a.csv", "--train", "b.csv"), "--train is given twice; pass one file (join files that have the same header)"),
+        (("fit", "--train=a.csv", "--dev", "b.csv", "--dev=c.csv"), "--dev is given twice; pass one file"),
+        (("compare", "--train", "a.csv", "--test", "b", "--test", "c", "--test", "d"), "--test is given 3 times; pass one file"),
+        (("fit", "--train", "a.csv", "--budget", "1m", "--budget", "2m"), "--budget is given twice; leave one out"),
+        (("fit", "--train", "a.csv", "-o", "one", "--out", "two"), "--out is given twice; leave one out"),
+        (("fit", "--train", "a.csv", "--kind", "regression", "--task-type", "regression"), "--task-type is given twice; leave one out"),
+    ],
+)
+def test_an_option_with_one_value_is_refused_if_it_is_repeated(arguments: tuple[str, ...], message: str) -> None:
+    assert message in error_line(cramlm(*arguments), 2)
+
+
+def test_flags_and_options_of_several_values_may_be_repeated() -> None:
+    shown = printed("config", "--set", "seed=3", "--set", "threads=1", "--corpus", "a", "--corpus", "b", "--budget", "1m")
+    assert "seed = 3" in shown
+    assert "threads = 1" in shown
+    assert "given" not in cramlm("predict", "no-run", "new.csv", "--keep-columns", "--keep-columns").stderr
+
+
 def test_every_old_spelling_has_a_command_with_its_successor() -> None:
     known = {name for command in GROUP.commands.values() for parameter in command.params for name in parameter.opts}
     assert set(RENAMED_OPTIONS.values()) <= known
@@ -161,6 +183,10 @@ def test_an_unexpected_argument_and_an_empty_value_are_refused_with_a_remedy() -
         (
             ("fit", "train.csv", "--recipe", "tfidf"),
             "unexpected argument 'train.csv'; write --train train.csv for labelled texts (see `cramlm fit --help`)",
+        ),
+        (
+            ("fit", "--train", "a.csv", "b.csv"),
+            "unexpected argument 'b.csv'; fit reads one training file: join files that have the same header",
         ),
         (("doctor", "now"), "unexpected argument 'now'; leave it out, or name its option (see `cramlm doctor --help`)"),
         (("fit", "--train", ""), "--train is empty; pass a value"),

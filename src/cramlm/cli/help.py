@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -33,6 +34,8 @@ RENAMED_OPTIONS: Final = {
 """Spellings that work until the next version."""
 MAX_WIDTH: Final = 100
 _EXAMPLES: Final = "Examples:\n"
+_LABELLED: Final = ("--train", "--dev", "--test")
+_JOIN: Final = "join files that have the same header"
 _LONGEST_NAME: Final = 26  # characters of an option before its description starts on the next line
 
 
@@ -54,7 +57,8 @@ class _Sections:
 
 class Command(_Sections, TyperCommand):
     """A command whose help has panels and examples. It accepts old spellings of its options and, if all its arguments are options, several
-    values after one that may be repeated: the shell makes `--corpus *.jsonl` such a list.
+    values after one that may be repeated: the shell makes `--corpus *.jsonl` such a list. An option of one value is refused if it
+    is repeated.
     """
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
@@ -73,9 +77,15 @@ class Command(_Sections, TyperCommand):
         positional = [parameter for parameter in self.params if parameter.param_type_name == "argument"]
         refuse_empty(arguments, texts=any(parameter.metavar in ("TEXT", "QUERY") for parameter in positional))
         ctx.allow_extra_args = True  # refused here, with a remedy
+        if not ctx.resilient_parsing:
+            _, _, used = self.make_parser(ctx).parse_args(args=list(arguments))
+            refuse_repeated(used)
         extra = super().parse_args(ctx, arguments)
         if extra and not ctx.resilient_parsing:
-            remedy = f"write --train {extra[0]} for labelled texts" if "--train" in names else "leave it out, or name its option"
+            remedy = "leave it out, or name its option"
+            if "--train" in names:
+                given = any("--train" in parameter.opts for parameter in used)
+                remedy = f"{ctx.info_name} reads one training file: {_JOIN}" if given else f"write --train {extra[0]} for labelled texts"
             raise UsageError(f"unexpected argument {extra[0]!r}; {remedy} (see `{ctx.command_path} --help`)")
         return extra
 
@@ -149,6 +159,19 @@ def refuse_empty(arguments: Sequence[str], *, texts: bool) -> None:
             continue
         if option != "--text-pair" and (option or not texts):
             raise UsageError(f"{option or 'an argument'} is empty; pass a value (is a variable of the shell not set?)")
+
+
+def refuse_repeated(used: Sequence[Any]) -> None:
+    """Raise UsageError for an option of one value that is given more than once: click would drop all but the last value.
+
+    used: a parameter for each time that it is given, in any spelling.
+    """
+    single = [each for each in used if each.param_type_name == "option" and not (each.multiple or each.is_flag or each.count)]
+    for parameter, times in Counter(single).items():
+        if times > 1:
+            name = max(parameter.opts, key=len)
+            remedy = f"pass one file ({_JOIN})" if name in _LABELLED else "leave one out"
+            raise UsageError(f"{name} is given {'twice' if times == 2 else f'{times} times'}; {remedy}")
 
 
 def split_help(text: str | None) -> tuple[str, list[str]]:
