@@ -298,6 +298,13 @@ def test_texts_to_label_next_are_chosen_for_several_labels_and_not_for_numbers(f
     rows = read_jsonl(tmp_path / "next.jsonl")
     assert len(rows) == 2
     assert all(row["label"] is None and isinstance(row["predicted"], list) for row in rows)
+    for name in ("next.csv", "next.tsv"):
+        refused = error_line(cramlm(*command[:-1], tmp_path / name), 2)
+        assert "an empty cell means no label" in refused
+        assert refused.endswith("pass -o FILE.jsonl")
+        assert not (tmp_path / name).exists()
+    unfilled = cramlm("fit", "--train", tmp_path / "next.jsonl", "--task-type", kind, "--recipe", "tfidf", "-o", tmp_path / "run")
+    assert f"{tmp_path / 'next.jsonl'}:1: 'label' is not a list of labels but null" in error_line(unfilled, 3)
 
 
 def test_a_foreign_problem_type_or_a_regression_of_several_numbers_is_refused(fitted: tuple[str, Path], tmp_path: Path) -> None:

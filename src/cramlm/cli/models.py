@@ -398,7 +398,8 @@ def label_next(
     """Choose the texts to label next.
 
     These are texts of low confidence that differ from one another. Writes a row per text, the least certain first, with an empty label to
-    fill in; the columns are those of the training file. Texts that the run has labels of are left out.
+    fill in; the columns are those of the training file. Texts that the run has labels of are left out. For several labels per text the
+    rows are JSON lines.
 
     Examples:
         cramlm label-next runs/mine unlabelled.jsonl -n 50 -o next.csv
@@ -424,8 +425,10 @@ def label_next(
         known += read_examples(name, replace(row_format, id_column=None))
     examples = read_examples(file, row_format)
     predictor = load_predictor(folder, model_part=model_part)
-    if separator is not None:
-        _refuse_joined_labels(predictor)
+    if separator is not None and predictor.kind == "multi-label":
+        raise UsageError(
+            f"{out}: for several labels an empty cell means no label, so that a row left empty is not found; pass -o FILE.jsonl"
+        )
     found = choose(predictor, examples, count, labelled=known, seed=seed)
     unknown = "; the model is not in a run, so texts that it was trained on are not recognized (--labelled)" if not known else ""
     message = (
