@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import shlex
 import shutil
@@ -12,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from commands import cramlm, error_line, imported_by, succeed
+from commands import cramlm, error_line, imported_by, printed, succeed
 from cramlm import recipes
 from cramlm.config.run import apply_overrides, load_config
 from cramlm.errors import ArtifactError
@@ -150,6 +151,26 @@ def test_several_labels_are_not_written_to_a_cell_that_cannot_be_read_again(tmp_
     assert "label 'a|b' contains |, which separates the labels of a cell; pass -o FILE.jsonl" in refused
     assert not (tmp_path / "out.csv").exists()
     succeed("predict", export, tmp_path / "train.jsonl", "-o", tmp_path / "out.jsonl")
+
+
+def test_several_labels_in_a_cell_have_the_separator_of_the_training_file(tmp_path: Path) -> None:
+    labels = ["a|b", "ship;a|b", "hill", ""]
+    lines = [f"{'ship' if number % 4 == 1 else 'hill'} {number},{labels[number % 4]}" for number in range(24)]
+    (tmp_path / "train.csv").write_text("\n".join(["text,label", *lines, ""]), "utf-8")
+    options = ("--task-type", "multi-label", "--label-separator", ";", "--recipe", "tfidf", "--set", "baseline.c=[3.0]")
+    succeed("fit", "--train", tmp_path / "train.csv", *options, "-o", tmp_path / "run")
+    copied = Path(shutil.copytree(tmp_path / "run/export", tmp_path / "copied/model"))
+    for model in (tmp_path / "run", copied):
+        succeed("predict", model, tmp_path / "train.csv", "-o", tmp_path / "out.jsonl")
+        expected = [row["labels"] for row in read_jsonl(tmp_path / "out.jsonl")]
+        assert ["a|b", "ship"] in map(sorted, expected)
+        succeed("predict", model, tmp_path / "train.csv", "-o", tmp_path / "out.csv")
+        assert [row["labels"] for row in csv.DictReader((tmp_path / "out.csv").read_text("utf-8").splitlines())] == list(
+            map(";".join, expected)
+        )
+        succeed("predict", model, tmp_path / "train.csv", "--keep-columns", "-o", tmp_path / "beside.csv")
+        column = ("--text-column", "text", "--label-column", "predicted", "--json")
+        assert json.loads(printed("evaluate", model, tmp_path / "beside.csv", *column))["macro_f1"] == 1
 
 
 def test_a_folder_that_is_damaged_is_refused_in_one_line(linear_runs: Path, tmp_path: Path) -> None:

@@ -132,7 +132,7 @@ def predict(
         raise UsageError(f"{brief(file)}: no such file; pass a text itself on stdin: echo {shlex.quote(file)} | cramlm predict {model} -")
     check_address_space_of_model(model, "predict")
     from cramlm.data.task import read_examples
-    from cramlm.inference.folders import model_of
+    from cramlm.inference.folders import columns_of, model_of
     from cramlm.inference.predictor import load_predictor
     from cramlm.io.readers import Table
     from cramlm.storage.artifacts import publish_file, refuse_output
@@ -147,8 +147,9 @@ def predict(
     table = Table.read(file) if keep_columns else None
     examples = read_examples(file, _texts_format(folder, text_column, text_pair_column, id_column))
     predictor = load_predictor(folder, precision=precision, device=device, model_part=model_part)
+    label_separator = columns_of(folder).label_separator
     if separator is not None:
-        _refuse_joined_labels(predictor)
+        _refuse_joined_labels(predictor, label_separator)
     texts, pairs = [example.text for example in examples], [example.text_pair for example in examples]
     predictions: Sequence[AnyPrediction | SelectivePrediction]
     if abstain_below is None and abstain_at_accuracy is None:
@@ -160,10 +161,14 @@ def predict(
     if out is None:
         sys.stdout.writelines(json_lines(rows))
     elif table is not None:
-        publish_file(out, beside_columns(table, rows, separator or ",").encode())
+        publish_file(out, beside_columns(table, rows, separator or ",", label_separator=label_separator).encode())
         print(f"{counted(len(examples), 'prediction')} beside the columns of {file}: {out}")
     else:
-        content = "".join(json_lines(rows)) if separator is None else table_of(map(with_columns, rows), separator)
+        content = (
+            "".join(json_lines(rows))
+            if separator is None
+            else table_of(map(with_columns, rows), separator, label_separator=label_separator)
+        )
         publish_file(out, content.encode())
         print(f"{counted(len(examples), 'prediction')}: {out}")
 
@@ -467,10 +472,11 @@ def with_columns(row: Mapping[str, Any]) -> dict[str, Any]:
     return flat | {f"probability_{label}": value for label, value in row.get("probabilities", {}).items()}
 
 
-def beside_columns(table: Table, predictions: Iterable[Mapping[str, Any]], separator: str) -> str:
+def beside_columns(table: Table, predictions: Iterable[Mapping[str, Any]], separator: str, *, label_separator: str) -> str:
     """Return a table with the predictions of its rows in further columns, the label as `predicted`.
 
     separator: that of the format; a .csv file with semicolons keeps them, and a byte order mark is kept, for the program that reads it.
+    label_separator: as in `table_of`.
 
     Raises:
         UsageError: if a column of the predictions is in the table already.
@@ -483,7 +489,7 @@ def beside_columns(table: Table, predictions: Iterable[Mapping[str, Any]], separ
             raise UsageError(f"the file has a column {min(own)!r} already, as the predictions do; rename it, or drop --keep-columns")
         joined.append(row | columns)
     mark = "\N{BYTE ORDER MARK}" if table.marked else ""
-    return mark + table_of(joined, ";" if (separator, table.separator) == (",", ";") else separator)
+    return mark + table_of(joined, ";" if (separator, table.separator) == (",", ";") else separator, label_separator=label_separator)
 
 
 def separator_of(out: Path) -> str | None:
@@ -503,21 +509,26 @@ def json_lines(rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     return (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
-def table_of(rows: Iterable[Mapping[str, Any]], separator: str) -> str:
-    """Return rows of equal keys as a table with a header; None is empty, several labels are separated by |. Nothing if there is no row."""
+def table_of(rows: Iterable[Mapping[str, Any]], separator: str, *, label_separator: str = "|") -> str:
+    """Return rows of equal keys as a table with a header; None is empty. Nothing if there is no row.
+
+    label_separator: between the labels of a cell.
+    """
     lines = []
     for number, row in enumerate(rows):
         if not number:
             lines.append(_line(row, separator))
-        lines.append(_line(("|".join(value) if isinstance(value, list | tuple) else value for value in row.values()), separator))
+        lines.append(
+            _line((label_separator.join(value) if isinstance(value, list | tuple) else value for value in row.values()), separator)
+        )
     return "".join(lines)
 
 
-def _refuse_joined_labels(predictor: AnyPredictor) -> None:
+def _refuse_joined_labels(predictor: AnyPredictor, separator: str) -> None:
     """Raise UsageError if several labels in a cell could not be separated again."""
-    joined = next((label for label in predictor.labels if "|" in label), None) if predictor.kind == "multi-label" else None
+    joined = next((label for label in predictor.labels if separator in label), None) if predictor.kind == "multi-label" else None
     if joined is not None:
-        raise UsageError(f"label {brief(joined)} contains |, which separates the labels of a cell; pass -o FILE.jsonl")
+        raise UsageError(f"label {brief(joined)} contains {separator}, which separates the labels of a cell; pass -o FILE.jsonl")
 
 
 def _line(cells: Iterable[Any], separator: str) -> str:
