@@ -171,6 +171,21 @@ def test_a_missing_column_of_json_lines_has_one_remedy(fitted: Path, tmp_path: P
     assert line.endswith("no column 'text'; found 'body'; pass --text-column")
 
 
+def test_a_label_in_an_error_can_be_passed_as_it_is_printed(tmp_path: Path) -> None:
+    rows = "".join(f"{'rose' if number % 2 else 'bread'} {number},{'garden  beds' if number % 2 else 'food'}\n" for number in range(20))
+    (tmp_path / "train.csv").write_text(f"text,label\n{rows}", "utf-8")
+    succeed("fit", "--train", tmp_path / "train.csv", "--recipe", "tfidf", "--set", "baseline.c=[3.0]", "-o", tmp_path / "run")
+    assert "'garden  beds'" in error_line(cramlm("explain", tmp_path / "run", "a rose", "--label", "garden"), 2)
+    succeed("explain", tmp_path / "run", "a rose", "--label", "garden  beds")
+
+
+def test_an_error_of_several_lines_is_printed_as_one(tmp_path: Path) -> None:
+    for name in ("two\nlines", "two\u2028lines", "two \r\n\n  lines"):
+        result = cramlm("verify", tmp_path / name)
+        assert len(result.stderr.splitlines()) == 1
+        assert "two lines: no such folder" in result.stderr
+
+
 def test_evaluate_refuses_an_unseen_label_unless_it_is_ignored(fitted: Path, tmp_path: Path) -> None:
     (tmp_path / "new.csv").write_text("text,label\nwave ship,sea\nridge valley,lake\n", "utf-8")
     assert_one_line(cramlm("evaluate", fitted / "run/export", tmp_path / "new.csv"), 3, "new.csv:3", "'lake'", "--unseen-labels")

@@ -7,6 +7,7 @@ errors to stderr. An error is one line, `cramlm: error: ...`, with the exit code
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 import time
@@ -15,7 +16,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, Final, NoReturn
 
 import typer
 
@@ -57,6 +58,7 @@ from cramlm.cli.process import (
 from cramlm.errors import CramError
 from cramlm.io.machine import available_cores, limit_spinning
 
+_LINE_BREAKS: Final = re.compile(r"\s*[\r\n\v\f\x85\u2028\u2029]+\s*")
 _STARTED = time.monotonic()  # a time budget starts with the command, not with the pipeline
 app = typer.Typer(
     cls=Group,
@@ -286,4 +288,5 @@ def _exit_out_of_memory() -> NoReturn:
 def _print_error(message: str) -> None:
     if os.environ.get("CRAMLM_DEBUG"):
         traceback.print_exc()
-    print(f"cramlm: error: {' '.join(message.split())}", file=sys.stderr, flush=True)
+    line = _LINE_BREAKS.sub(" ", message.strip())  # other white space stays: a value that the message quotes may be passed as an option
+    print(f"cramlm: error: {line}", file=sys.stderr, flush=True)
