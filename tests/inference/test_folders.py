@@ -139,6 +139,24 @@ def test_the_line_about_an_unfinished_run_is_a_command_that_finishes_it(tiny_run
     succeed("predict", run, "-", stdin="a ship\n")
 
 
+def test_the_command_that_finishes_a_run_names_its_folder_if_its_paths_are_relative(tmp_path: Path) -> None:
+    for name in ("start", "elsewhere"):
+        (tmp_path / name).mkdir()
+    rows = "".join(f"word{number % 7} and word{number % 5},{1 + number % 4}\n" for number in range(60))
+    (tmp_path / "start/train.csv").write_text(f"text,label\n{rows}", "utf-8")
+    succeed("fit", "--train", "train.csv", "--recipe", "tfidf", "-o", "run", cwd=tmp_path / "start")
+    shutil.rmtree(tmp_path / "start/run/export")
+    line = error_line(cramlm("predict", "../start/run", "-", stdin="a\n", cwd=tmp_path / "elsewhere"), 5)
+    command, found, where = line.partition("finish it: cramlm ")[2].partition(" (")
+    assert found
+    assert where == "in the folder where that run was started: its paths are relative)"
+    succeed(*command.split(), cwd=tmp_path / "start")
+    succeed("predict", "../start/run", "-", stdin="a\n", cwd=tmp_path / "elsewhere")
+    shutil.rmtree(tmp_path / "start/run/export")
+    line = error_line(cramlm("predict", "run", "-", stdin="a\n", cwd=tmp_path / "start"), 5)
+    assert line.endswith("finish it: cramlm fit --config run/run.toml -o run")
+
+
 def test_python_takes_a_run_as_the_command_line_does(folders: dict[str, Path]) -> None:
     assert Predictor.load(folders["run"]).predict([*TEXTS]) == Predictor.load(folders["export"]).predict([*TEXTS])
     assert model_of(folders["run"]) == folders["export"]

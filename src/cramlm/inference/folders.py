@@ -17,11 +17,13 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
+from cramlm.config.run import read_toml
 from cramlm.data.task import KIND as TASK
 from cramlm.data.task import RowFormat, load_task
 from cramlm.errors import ArtifactError, UsageError
 from cramlm.inference.base import facts_of
 from cramlm.inference.onnx import GRAPH_FILE
+from cramlm.io.paths import is_remote
 from cramlm.linear.files import is_linear
 from cramlm.model.huggingface.config import CONFIG_FILE, read_json
 from cramlm.model.prompts import PROMPT_FILE
@@ -180,12 +182,26 @@ def _missing(path: Path) -> str:
     if not path.is_dir():
         return "is a file; pass a run, or the folder of a model"
     if (path / CONFIG).is_file():
-        return f"the run is not finished; finish it: cramlm fit --config {_quoted(path / CONFIG)} -o {_quoted(path)}"
+        return f"the run is not finished; finish it: {_finishing(path)}"
     if (path / MANIFEST).is_file():
         run = run_of(path)
         remedy = "pass the folder of a finished run, or of a model" if run is None else f"pass the run {run}"
         return f"is a folder of the kind {kind_of_artifact(path)!r} and holds no exported model; {remedy}"
     return _runs_below(path) or "holds no exported model; pass the folder of a finished run, or of a model"
+
+
+def _finishing(run: Path) -> str:
+    """Return the command that finishes a run, and where to run it if relative paths of its config do not lead to its files from here."""
+    try:
+        train = str((read_toml(run / CONFIG).get("task") or {}).get("train") or "")
+    except UsageError:
+        train = ""
+    elsewhere = (
+        bool(train) and not is_remote(train) and not Path(train).expanduser().exists() and not Path(train).expanduser().is_absolute()
+    )
+    folder = run.resolve() if elsewhere else run
+    where = " (in the folder where that run was started: its paths are relative)" if elsewhere else ""
+    return f"cramlm fit --config {_quoted(folder / CONFIG)} -o {_quoted(folder)}{where}"
 
 
 def _runs_below(path: Path) -> str | None:
