@@ -165,6 +165,22 @@ def test_text_that_a_recipe_does_not_read_is_named(fitted: Path, tmp_path: Path)
     assert "is not used" not in cramlm(*options).stderr
 
 
+def test_a_held_out_file_with_another_column_than_the_training_file_is_to_be_renamed(tmp_path: Path) -> None:
+    rows = "".join(f"ship {number},{'sea' if number % 2 else 'hill'}\n" for number in range(20))
+    train, other, lines = (tmp_path / name for name in ("train.csv", "other.csv", "other.jsonl"))
+    train.write_text(f"body,label\n{rows}", "utf-8")
+    other.write_text(f"text,label\n{rows}", "utf-8")
+    lines.write_text('{"text": "ship", "label": "sea"}\n', "utf-8")
+    remedy = f"no column 'body'; found 'text', 'label'; rename its column to that of the training file ({train})"
+    options = ("--text-column", "body")
+    for file, place in ((other, f"{other}:1: {remedy}"), (lines, f"{lines}:1: {remedy}, or pass --on-bad-row skip")):
+        for option in ("--dev", "--test"):
+            fit = ("fit", "--recipe", "tfidf", "--train", train, option, file, *options, "-o", tmp_path / "run")
+            assert error_line(cramlm(*fit), 3) == place
+        assert remedy in cramlm("check", train, file, *options).stderr
+    assert "pass --text-column" in error_line(cramlm("fit", "--recipe", "tfidf", "--train", train, "-o", tmp_path / "run"), 3)
+
+
 def test_a_missing_column_of_json_lines_has_one_remedy(fitted: Path, tmp_path: Path) -> None:
     (tmp_path / "new.jsonl").write_text('{"body": "wave ship"}\n', "utf-8")
     line = cramlm("predict", fitted / "run/export", tmp_path / "new.jsonl").stderr.strip()

@@ -182,6 +182,15 @@ def test_top_k_zero_keeps_the_phases_on_task_text(tmp_path: Path) -> None:
     assert five.retriever is not None
 
 
+def test_a_model_of_raw_text_is_not_compared_without_its_corpus(tmp_path: Path) -> None:
+    paths = write_task(tmp_path / "data")
+    for recipe in ("static", "bayes"):
+        arms = arms_over(recipe, ["retriever.top_k=5,0"])
+        with pytest.raises(UsageError, match="leave out the value 0, or compare with the recipe tfidf") as caught:
+            check_arms(Grid(arms, (1,), ("all",), {"train": paths["train"]}, corpus=(paths["corpus"],)))
+        assert "--corpus" not in str(caught.value)
+
+
 def test_recipes_are_arms_and_only_those_that_need_a_checkpoint_start_from_it(tmp_path: Path) -> None:
     task, corpus = write_arms(tmp_path / "data"), (str(tmp_path / "data/corpus.jsonl"),)
     grid = Grid(arms_of(["tlm", "labels-only"]), (4,), ("all", "10"), task, corpus=corpus, budget="2m")

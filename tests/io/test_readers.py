@@ -310,6 +310,13 @@ def test_standard_input_holds_json_lines_or_lines(monkeypatch: pytest.MonkeyPatc
             assert rows(Path("-"), (Column("text"),), txt_rows="lines") == [("a",), ("b",)]
 
 
+def test_standard_input_that_is_not_utf_8_is_to_be_piped_through_iconv(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("wave ship\n".encode("utf-16"))))
+    with pytest.raises(DataError) as caught:
+        rows(Path("-"), (Column("text"),), txt_rows="lines")
+    assert str(caught.value) == "standard input: is UTF-16; pipe it through: iconv -f UTF-16 -t UTF-8"
+
+
 WORDS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
 TABLES = st.lists(st.tuples(WORDS, WORDS), min_size=1, max_size=8)
 

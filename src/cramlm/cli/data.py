@@ -103,7 +103,9 @@ def check(
     row_format = RowFormat(text_column, label_column, text_pair_column, kind or "classification", label_separator or "|")
     config = resolve_corpus_settings(corpus, set_) if corpus else None
     with console_events() as emit:
-        train, *held_out = (_read_labelled(file, row_format, with_corpus=bool(corpus)) for file in files)
+        train = _read_labelled(files[0], row_format, with_corpus=bool(corpus))
+        like_train = replace(row_format, like=f"the training file ({files[0]})")
+        held_out = [_read_labelled(file, like_train, with_corpus=bool(corpus)) for file in files[1:]]
         findings = list(check_files(train, held_out))
         if config is not None:
             bad_rows, read = _read_corpus(config, store or default_store(), emit)

@@ -37,7 +37,8 @@ _SPLIT_STREAM: Final = 0x5D17  # this purpose's own random stream
 @dataclass(frozen=True, slots=True)
 class RowFormat:
     """Columns of a file of labelled texts. label_column: None = there are no labels. kind: what a label is (labels.py). id_column: of the
-    examples' ids, which are lines if it is None; only the default column of a corpus may be missing. ids: whether an id may repeat.
+    examples' ids, which are lines if it is None; only the default column of a corpus may be missing. ids: whether an id may repeat. like: the file
+    that the columns are those of, if it is another one.
     """
 
     text_column: str = "text"
@@ -47,6 +48,7 @@ class RowFormat:
     label_separator: str = "|"
     id_column: str | None = None
     ids: Literal["distinct", "any"] = "distinct"
+    like: str = ""
 
     @staticmethod
     def of(config: TaskConfig) -> RowFormat:
@@ -105,7 +107,7 @@ def _read_unlabelled(config: TaskConfig, labelled: Sequence[Example], emit: Emit
 
     Labelled texts are left out because a training text counts already, and one of dev or test must not be learned from.
     """
-    row_format = replace(RowFormat.of(config), label_column=None)
+    row_format = replace(RowFormat.of(config), label_column=None, like=_named(config.train))
     kept: list[Example] = []
     keys, read = set(map(text_key, labelled)), 0
     for path in config.unlabelled:
@@ -172,11 +174,13 @@ def read_examples(
     rows_read, first_reason = 0, ""
     lines_of_ids: dict[str, str] = {}
     for stamp in stamps:
-        columns = [Column(stamp.text_column or row_format.text_column)]
+        columns = [Column(stamp.text_column or row_format.text_column, like=row_format.like)]
         if label_column is not None:
-            columns.append(Column(label_column, rules.column, flag="--label-column", separator=row_format.label_separator))
+            columns.append(
+                Column(label_column, rules.column, flag="--label-column", separator=row_format.label_separator, like=row_format.like)
+            )
         if pair_column is not None:
-            columns.append(Column(pair_column, flag="--text-pair-column"))
+            columns.append(Column(pair_column, flag="--text-pair-column", like=row_format.like))
         if id_column is not None:
             columns.append(Column(id_column, "name", required=id_column != OPTIONAL_ID, flag="--id-column"))
         _check_distinct(columns)
@@ -223,8 +227,9 @@ def unlabelled_task(
         UsageError: a path is missing. DataError: a bad row.
     """
     assert row_format.label_column is None
+    formats = {"train": row_format, "dev": (held_out := replace(row_format, like=f"the queries ({queries})")), "test": held_out}
     texts = {
-        split: tuple(read_examples(path, row_format, on_bad_row=on_bad_row, emit=emit)) if path else ()
+        split: tuple(read_examples(path, formats[split], on_bad_row=on_bad_row, emit=emit)) if path else ()
         for split, path in zip(_SPLITS, (queries, dev, test), strict=True)
     }
     emit(
@@ -309,12 +314,16 @@ def _read_split(split: Split, path: str, config: TaskConfig, emit: Emit) -> list
         raise UsageError(f"the {split} set cannot come from standard input; pass a file")
     examples = read_examples(
         path,
-        RowFormat.of(config),
+        replace(RowFormat.of(config), like="" if split == "train" else _named(config.train)),
         max_record_bytes=config.max_record_bytes,
         on_bad_row=config.on_bad_row,
         emit=lambda event: emit(Event(event.kind, KIND, event.message, data={**event.data, "split": split})),
     )
     return [Example(f"{split}:{example.id}", example.text, example.text_pair, example.label) for example in examples]
+
+
+def _named(train: str) -> str:
+    return f"the training file ({train})"
 
 
 def _check_distinct(columns: Sequence[Column]) -> None:

@@ -243,7 +243,16 @@ def _needs_checkpoint(recipe: str) -> bool:
 
 
 def _without_retrieval(config: RunConfig) -> RunConfig:
-    """Return the config with the same phases on the task text only, without unlabelled texts, which only retrieval reads."""
+    """Return the config with the same phases on the task text only, without unlabelled texts, which only retrieval reads.
+
+    Raises:
+        UsageError: if its model is one that reads raw text.
+    """
+    if config.model in ("static", "bayes"):
+        raise UsageError(
+            f"{_NO_RETRIEVAL}: model {config.model!r} learns from raw text, which this leaves out; leave out the value 0, or compare with "
+            "the recipe tfidf"
+        )
     task = config.task.model_copy(update={"unlabelled": ()})
     changed = {"task": task, "corpus": None, "retriever": None, "phases": tuple(map(on_task_text, config.phases))}
     return load_config(config.model_copy(update=changed).model_dump(mode="json"), origin=_NO_RETRIEVAL)

@@ -7,12 +7,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 from cramlm.config.run import OnBadRow
 from cramlm.errors import DataError, brief
 from cramlm.io.paths import RemoteFile
 
+_RENAME: Final = "; rename its column to"
 ColumnKind: TypeAlias = Literal["text", "label", "labels", "number", "name"]
 
 
@@ -23,6 +24,9 @@ class Column:
     text: a string. label: a string, or a JSON scalar as it is spelled; all of one type per file. name: as label, but types may differ.
     labels: a list of labels, returned as a JSON list; in a table's cell they are separated by `separator`. number: a number as it is
     spelled; cells of a table are not validated. A missing value of an optional column, and an empty label (null, NaN), is None.
+
+    flag: the option to pass if it is missing. like: if not empty, the name of another file that has the column; the remedy is then to
+    rename the one of this file.
     """
 
     name: str
@@ -30,6 +34,7 @@ class Column:
     required: bool = True
     flag: str = "--text-column"
     separator: str = "|"
+    like: str = ""
 
 
 class Row(NamedTuple):
@@ -75,7 +80,7 @@ class RowCounts:
             DataError: unless on_bad_row is "skip".
         """
         if self.on_bad_row != "skip":
-            remedy = "" if "; pass --" in reason else "; fix it"
+            remedy = "" if "; pass --" in reason or _RENAME in reason else "; fix it"
             raise DataError(f"{self.path}:{line}: {reason}{remedy}{', or pass --on-bad-row skip' if self.on_bad_row else ''}")
         self.rejected.append(Rejected(str(self.path), line, reason))
 
@@ -130,7 +135,7 @@ def find_columns(path: Path | RemoteFile, header: Sequence[str], columns: Sequen
 
 
 def missing_column(column: Column, present: Sequence[str]) -> str:
-    """Return the message for a missing column: the existing columns, a hint, and the flag to pass."""
+    """Return the message for a missing column: the existing columns, a hint, and the remedy."""
     hint = ""
     if len(present) == 1:
         for separator, name in ((";", "semicolons"), (",", "commas"), ("|", "bars")):
@@ -141,4 +146,5 @@ def missing_column(column: Column, present: Sequence[str]) -> str:
     elif near := difflib.get_close_matches(column.name.lower(), [name.lower() for name in present], n=1):
         hint = f" (did you mean {next(name for name in present if name.lower() == near[0])!r}?)"
     shown = ", ".join(brief(name, 40) for name in present[:12]) + (", …" if len(present) > 12 else "")
-    return f"no column {column.name!r}; found {shown or 'none'}{hint}; pass {column.flag}"
+    remedy = f"{_RENAME} that of {column.like}" if column.like else f"; pass {column.flag}"
+    return f"no column {column.name!r}; found {shown or 'none'}{hint}{remedy}"

@@ -172,9 +172,10 @@ class ByteStream:
     def _check_text(self, block: bytes) -> None:
         for mark, encoding in _BOMS:
             if block.startswith(mark):
-                raise DataError(
-                    f"{self.path}: is {encoding}; convert it with: iconv -f {encoding} -t UTF-8 {self.path.name} > utf8-{self.path.name}"
-                )
+                command = f"iconv -f {encoding} -t UTF-8"
+                if str(self.path) == STDIN:
+                    raise DataError(f"standard input: is {encoding}; pipe it through: {command}")
+                raise DataError(f"{self.path}: is {encoding}; convert it with: {command} {self.path.name} > utf8-{self.path.name}")
         if (kind := look_like(block)) is not None:
             raise DataError(f"{self.path}: holds {kind}, not text; extract it and pass the files")
 
