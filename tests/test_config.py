@@ -247,7 +247,9 @@ def test_a_limit_is_a_number_or_a_count_with_a_suffix(text: str | int, count: in
 
 @pytest.mark.parametrize("text", ["many", "50MB", "-5", "0", "", "1.5", "1.0001k", "9" * 5000])
 def test_a_limit_that_is_not_a_count_is_a_usage_error(text: str) -> None:
-    with pytest.raises(UsageError, match=r"^config: retriever\.max_tokens: (must be a count like 500000, 500k or 50M|Input should be greater)"):
+    with pytest.raises(
+        UsageError, match=r"^config: retriever\.max_tokens: (must be a count like 500000, 500k or 50M|Input should be greater)"
+    ):
         load_config(with_corpus(kind="bm25", max_tokens=text))
 
 

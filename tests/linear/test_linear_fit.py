@@ -238,6 +238,12 @@ def test_a_logit_adjustment_is_chosen_on_dev_and_part_of_the_model() -> None:
     np.testing.assert_allclose(model.logits(texts), plain + model.adjustment, rtol=1e-6)
 
 
+@pytest.mark.parametrize("c", [0.01, 10.0])
+def test_a_strongly_regularized_regression_predicts_numbers_as_far_apart_as_those_of_dev(c: float) -> None:
+    task = number_task()
+    assert score(fit(task, c=(c,)), task, task.test).metrics["r2"] > 0.8
+
+
 def test_a_dev_label_that_training_lacks_is_a_miss_and_no_error() -> None:
     train = (*topics({"sea": 30, "hill": 30}, seed=1), *(example(100 + number, "red green blue", "colour") for number in range(8)))
     dev = (*topics({"sea": 10, "hill": 10}, seed=2), example(50, "blue red", "colour"), example(51, "nothing", "strange"))

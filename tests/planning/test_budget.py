@@ -288,9 +288,7 @@ def test_a_run_that_just_fits_is_not_refused() -> None:
     check_resources(FORECAST, memory=3_000_000_000, disk=2_000_000_000, folder="runs/x")
 
 
-def forecast(
-    budget: Budget, measured: Measurement, corpus_bytes: int = 0, preset: str = "tiny", every: int | None = None
-) -> CostForecast:
+def forecast(budget: Budget, measured: Measurement, corpus_bytes: int = 0, preset: str = "tiny", every: int | None = None) -> CostForecast:
     texts = TextSizes(Sizes(100, 2, 5000, 5000, 5000, 0), 64, corpus_bytes)
     config = tlm(train="", corpus=["corpus.txt"]).model_copy(update={"encoder": PRESETS[preset]})
     config = config.model_copy(update={"phases": tuple(phase.model_copy(update={"evaluate_every": every}) for phase in config.phases)})

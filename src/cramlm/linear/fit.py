@@ -4,7 +4,8 @@ Candidates are all combinations of a TF-IDF variant, the weight of text vectors,
 or balanced class weights, C and the strength of logit adjustment; the dev score decides, on ties the earlier in this order. With up to
 `FEW_TEXTS` training texts every candidate is fitted on all of them. With more, every candidate is fitted on a sample of that size, and the
 best `FINALISTS` on all texts, with growing C while the score grows (successive halving). With many labels, `SCREENED` values of C decide
-which combinations try them all, and one finalist remains. The test split is not read.
+which combinations try them all, and one finalist remains. The numbers of a regression are put on the least-squares line to those of dev.
+The test split is not read.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any, Final, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from cramlm.evaluation.calibration import calibrate_numbers
 from cramlm.evaluation.kinds import KINDS, METRIC_NAMES, DevScorer, format_metric
 from cramlm.evaluation.logit_adjustment import logit_adjustments
 from cramlm.linear.features import PARTS, VARIANTS, Terms, Tfidf, Variant, Vocabulary, join, normalize
@@ -314,6 +316,7 @@ class _Search:
     def __init__(self, task: Task, space: SearchSpace) -> None:
         self._solver, self._outputs, self._seed = SOLVERS[task.kind], len(task.labels), space.seed
         self._targets = self._solver.targets(task.with_label_texts)
+        self._dev_numbers = np.array([float(example.label or "nan") for example in task.dev]) if task.kind == "regression" else None
         self._spans: Spans | None = None
         self.dev: DevCandidates[Setting] = DevCandidates(task, space.metric)
         self.best: tuple[VariantRows, Coefficients]
@@ -370,7 +373,12 @@ class _Search:
         return self._solver.fitter(train, self._targets[rows.kept], setting, outputs=self._outputs, seed=self._seed)
 
     def _try(self, rows: VariantRows, setting: Setting, fitted: Coefficients, dev: Any, coordinates: Coordinates | None) -> float:
-        candidate = self.dev.add(rows.tfidf.variant, setting, self._solver.logits(setting.scheme, fitted.scores(dev)))
+        scores = fitted.scores(dev)
+        if self._dev_numbers is not None:  # a strong regularization suits correlations, and draws all numbers to their mean
+            line = calibrate_numbers(scores, self._dev_numbers)
+            fitted = Coefficients(fitted.weights * np.float32(line.scale), fitted.bias * np.float32(line.scale) + line.shift)
+            scores = scores * np.float32(line.scale) + line.shift
+        candidate = self.dev.add(rows.tfidf.variant, setting, self._solver.logits(setting.scheme, scores))
         if candidate is self.dev.best:
             parts = rows.train_parts(setting.vector_weight)
             self.best = rows, fitted if coordinates is None else coordinates.restore(fitted, *parts)

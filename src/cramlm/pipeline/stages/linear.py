@@ -162,7 +162,8 @@ def _settings(config: RunConfig) -> dict[str, Any]:
 
 
 def _search_settings(config: RunConfig) -> dict[str, Any]:
-    return {"config": config.baseline.model_dump(mode="json"), **_settings(config)}
+    numbers = {"numbers": "on the line of dev"} if config.task.kind == "regression" else {}
+    return {"config": config.baseline.model_dump(mode="json"), **_settings(config), **numbers}
 
 
 def model_fingerprint(model: Artifact) -> str:
