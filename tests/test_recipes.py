@@ -158,7 +158,8 @@ rct            50/50/100        3/3/7          20/100/100     100000/300000/5000
 )
 @pytest.mark.parametrize("recipe", ["tlm-small", "tlm-large:rct:0.001"])
 def test_the_papers_recipes_take_every_kind_of_task(recipe: str, kind: str, override: list[str], metric: str, tmp_path: Path) -> None:
-    rows = [{"text": f"a b {number}", "label": [str(number)] if kind == "multi-label" else str(number)} for number in range(20)]
+    label = {"classification": "c", "multi-label": ["c"], "regression": 1.5}[kind]
+    rows = [{"text": f"a b {number}", "label": label} for number in range(20)]
     task = {"train": str(write_jsonl(tmp_path / "train.jsonl", rows)), "kind": kind}
     config = resolve_run(recipe, None, override, task=task, corpus=["corpus.jsonl"], budget=None, seed=None)
     assert config.metric == ("micro_f1" if "rct" in recipe and kind != "regression" else metric)

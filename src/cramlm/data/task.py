@@ -37,8 +37,8 @@ _SPLIT_STREAM: Final = 0x5D17  # this purpose's own random stream
 @dataclass(frozen=True, slots=True)
 class RowFormat:
     """Columns of a file of labelled texts. label_column: None = there are no labels. kind: what a label is (labels.py). id_column: of the
-    examples' ids, which are lines if it is None; only the default column of a corpus may be missing. ids: whether an id may repeat. like: the file
-    that the columns are those of, if it is another one.
+    examples' ids, which are lines if it is None; only the default column of a corpus may be missing. ids: whether an id may repeat. like:
+    the file that the columns are those of, if it is another one.
     """
 
     text_column: str = "text"
