@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from cramlm.config.run import load_config, to_toml
-from cramlm.errors import DivergedError, Stopped, UsageError
+from cramlm.errors import DataError, DivergedError, Stopped, UsageError
 from cramlm.experiments.compare import compare
 from cramlm.experiments.grid import Arm, Grid, arms_of, arms_over, cells_of, check_arms, default_folder, read_counts, read_seeds, subsample
 from cramlm.experiments.results import CellResult, Usage, markdown, measure_usage, pairs_of, read_usage, rows_of, scores_plot, totals_of
@@ -282,6 +282,22 @@ def test_a_subsample_is_stratified_and_contains_smaller_subsamples(tmp_path: Pat
     for count in (2, 500):
         with pytest.raises(UsageError, match="expected a number from 3 to 201, or all"):
             sample(count, 1)
+
+
+def test_a_subsample_is_read_with_the_task_settings_of_each_arm(tmp_path: Path) -> None:
+    rows = [{"body": f"text {n}", "title": f"title {n}", "topic": "ab"[n % 2]} for n in range(20)]
+    task = {split: str(write_jsonl(tmp_path / f"{split}.jsonl", rows)) for split in ("train", "dev")}
+    columns = ("task.text_column=body", "task.label_column=topic")
+    arms = (*arms_of(["tfidf"]), Arm("titles", "tfidf", ("task.text_column=title",)))
+    body, title = cells_of(Grid(arms, (1,), ("8",), task, settings=columns), tmp_path / "out")
+    for cell, column in ((body, "body"), (title, "title")):
+        sampled = read_jsonl(Path(cell.config.task.train))
+        assert [row.keys() for row in sampled] == [{column, "topic"}] * 8
+    by_flags, _ = subsample({**task, "text_column": "body", "label_column": "topic"}, count=8, seed=1, folder=tmp_path / "out/subsamples")
+    assert str(by_flags) == body.config.task.train, "the columns of options and of settings give one file"
+    write_jsonl(tmp_path / "train.jsonl", [rows[0] | {"body": "long " * 1000}, *rows[1:]])
+    with pytest.raises(DataError, match=r"longer than 2,000 bytes \(max_record_bytes\)"):
+        cells_of(Grid(arms[:1], (1,), ("8",), task, settings=(*columns, "task.max_record_bytes=2000")), tmp_path / "out")
 
 
 def test_seeds_are_a_number_or_a_list() -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from cramlm.cli.options import resolve_run
-from cramlm.config.run import RunConfig, load_config, read_toml
+from cramlm.config.run import RunConfig, TaskConfig, load_config, read_toml
 from cramlm.data.labels import RULES
 from cramlm.data.task import RowFormat, read_examples
 from cramlm.errors import UsageError, counted
@@ -32,6 +32,8 @@ ALL = "all"
 ON_INIT = "@init"
 _NO_RETRIEVAL = "retriever.top_k=0"
 _SUBSAMPLE_STREAM = 0xD4A3
+_READ_BY = {"kind", "text_column", "label_column", "text_pair_column", "label_separator", "max_record_bytes", "on_bad_row"}
+"""Settings of a task that say how the rows of a file are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,18 +203,33 @@ def cells_of(grid: Grid, out: Path) -> list[Cell]:
         UsageError, DataError: as `check_arms`.
     """
     cells = []
+    read_as = _tasks(grid) if set(grid.labels) != {ALL} else {}
     for seed in grid.seeds:
         for labels in grid.labels:
-            task = dict(grid.task)
-            if labels != ALL:
-                sampled, rest = subsample(task, count=int(labels), seed=seed, folder=out / "subsamples")
-                task["train"] = str(sampled)
-                if grid.rest_unlabelled and rest is not None:
-                    task["unlabelled"] = [*(task.get("unlabelled") or ()), str(rest)]
+            sampled: dict[str, dict[str, Any]] = {}  # by how the rows are read: the files that differ from those of the grid
             for arm in grid.arms:
+                task = dict(grid.task)
+                if labels != ALL:
+                    if (how := hash_json(read_as[arm.name])) not in sampled:
+                        sampled[how] = _sampled_files(grid, read_as[arm.name], int(labels), seed, out / "subsamples")
+                    task |= sampled[how]
                 config = _config(grid, arm, task, seed)
                 cells.append(Cell(arm, labels, seed, config, out / "runs" / labels / arm.folder / str(seed)))
     return cells
+
+
+def _tasks(grid: Grid) -> dict[str, dict[str, Any]]:
+    """Return for each arm how it reads the training rows: the task of the grid with the settings of the arm."""
+    tasks = {arm.name: _config(grid, arm, dict(grid.task), grid.seeds[0]).task for arm in grid.arms}
+    return {name: {**task.model_dump(include=_READ_BY), "train": grid.task["train"]} for name, task in tasks.items()}
+
+
+def _sampled_files(grid: Grid, task: Mapping[str, Any], count: int, seed: int, folder: Path) -> dict[str, Any]:
+    """Write a subsample; return the fields of the task that name its files."""
+    sampled, rest = subsample(task, count=count, seed=seed, folder=folder)
+    if grid.rest_unlabelled and rest is not None:
+        return {"train": str(sampled), "unlabelled": [*(grid.task.get("unlabelled") or ()), str(rest)]}
+    return {"train": str(sampled)}
 
 
 def _config(grid: Grid, arm: Arm, task: dict[str, Any], seed: int) -> RunConfig:
@@ -283,16 +300,15 @@ def subsample(task: Mapping[str, Any], *, count: int, seed: int, folder: Path) -
     Raises:
         UsageError: if `count` is smaller than the number of labels or larger than the number of rows. DataError: for a bad row.
     """
-    columns = {name: task.get(f"{name}_column") or default for name, default in (("text", "text"), ("label", "label"))}
-    pair = task.get("text_pair_column")
-    kind: TaskKind = task.get("kind") or "classification"
-    row_format = RowFormat(columns["text"], columns["label"], pair, kind, task.get("label_separator") or "|")
-    examples = read_examples(task["train"], row_format, on_bad_row=task.get("on_bad_row") or "fail")
-    sampled = set(_sample(examples, count, seed, str(task["train"]), kind))
+    config = TaskConfig.model_validate({name: value for name, value in task.items() if value is not None and name in {"train", *_READ_BY}})
+    kind, pair = config.kind, config.text_pair_column
+    row_format = RowFormat.of(config)
+    examples = read_examples(config.train, row_format, max_record_bytes=config.max_record_bytes, on_bad_row=config.on_bad_row)
+    sampled = set(_sample(examples, count, seed, config.train, kind))
     rows: tuple[list[str], list[str]] = [], []
     for index, example in enumerate(examples):
-        row = {columns["text"]: example.text, **({} if pair is None else {pair: example.text_pair})}
-        row |= {columns["label"]: RULES[kind].plain(str(example.label))} if index in sampled else {}
+        row = {config.text_column: example.text, **({} if pair is None else {pair: example.text_pair})}
+        row |= {config.label_column: RULES[kind].plain(str(example.label))} if index in sampled else {}
         rows[index not in sampled].append(json.dumps(row, ensure_ascii=False) + "\n")
     files = []
     for name, lines in zip(("train", "rest"), rows, strict=True):
