@@ -20,7 +20,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 from cramlm import recipes
 from cramlm.config.base import parse_budget
-from cramlm.config.run import RunConfig, TokenizerConfig, load_config, to_toml
+from cramlm.config.run import BaselineConfig, RunConfig, TokenizerConfig, load_config, to_toml
 from cramlm.data.task import read_task
 from cramlm.errors import Stopped, UsageError
 from cramlm.inference.predictor import Predictor
@@ -169,6 +169,27 @@ def test_a_changed_setting_or_test_file_rebuilds_its_stage_and_later_ones_with_a
     kept, stale = again({**changed, "task": changed["task"] | {"test": str(shorter)}})
     assert {"baseline", "tokenizer"} <= kept
     assert "evaluation" in stale
+
+
+def test_an_export_reads_the_columns_of_the_last_fit_of_equal_texts(tmp_path: Path) -> None:
+    rows = [(f"{topic} {' '.join(TOPICS[topic][n : n + 3])}", topic) for n in range(9) for topic in TOPICS]
+    quick = {"threads": 1, "baseline": BaselineConfig(c=(3.0,))}
+
+    def columns(text: str, label: str, **task: Any) -> list[str]:
+        renamed = [dict(zip((text, label), row, strict=True)) for row in rows]
+        files = {
+            "train": str(write_jsonl(tmp_path / "train.jsonl", renamed[:12])),
+            "dev": str(write_jsonl(tmp_path / "dev.jsonl", renamed[12:])),
+        }
+        config = recipes.tfidf(**files, text_column=text, label_column=label, **task).model_copy(update=quick)
+        run(config, out=tmp_path / "run", store=tmp_path / "store")
+        found = json.loads((tmp_path / "run/export/provenance.json").read_bytes())["config"]["task"]
+        return [found[name] for name in ("text_column", "label_column", "label_separator")]
+
+    assert columns("text", "label") == ["text", "label", "|"]
+    assert columns("body", "topic") == ["body", "topic", "|"]
+    assert columns("body", "topic", label_separator=";") == ["body", "topic", ";"]
+    assert columns("text", "label") == ["text", "label", "|"]
 
 
 @pytest.mark.parametrize(("stage", "steps", "evaluations"), [("phase-1-joint", 14, 0), ("phase-2-finetune", 10, 2)])

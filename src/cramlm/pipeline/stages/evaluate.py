@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 Outputs: TypeAlias = Mapping[str, FloatArray]
 """Of a model: split -> probabilities (n, labels), or numbers (n, 1)."""
+_COLUMNS = {"text_column", "label_column", "text_pair_column", "label_separator"}
 
 
 def adjust_logits(run: RunContext, plan: RunPlan, trained: Trained, tokenizer: Tokenizer) -> Trained:
@@ -278,7 +279,7 @@ def export_encoder(
         "model": trained.fingerprint,
         "evaluation": evaluation.fingerprint,
         "tokenizer": text.tokenizer.fingerprint,
-        **_pairs(run.config),
+        **_columns(run.config),
     }
     combined = _combined_models(evaluation, linear_models)
     return publish_encoder(
@@ -315,7 +316,7 @@ def export_linear(
     """Publish the folder of the run's linear model with model card and provenance."""
     fit = json.loads((fitted.path / FIT_FILE).read_bytes())
     provenance = {**_provenance(run, run.config.retriever, corpus, selection, evaluation), "fit": fit}
-    key = {"format": 2, "model": fitted.fingerprint, "evaluation": evaluation.fingerprint, **_pairs(run.config)}
+    key = {"format": 2, "model": fitted.fingerprint, "evaluation": evaluation.fingerprint, **_columns(run.config)}
     confidence = ConfidenceFile.load(evaluation.path)
     return publish_linear(
         run.folder / "export",
@@ -327,9 +328,9 @@ def export_linear(
     )
 
 
-def _pairs(config: RunConfig) -> dict[str, bool]:
-    """The part of the key of an export that is there for pairs of texts, whose card has other code."""
-    return {} if config.task.text_pair_column is None else {"pairs": True}
+def _columns(config: RunConfig) -> dict[str, str]:
+    """The part of the key of an export for the columns that `predict` reads and the card names, where they are not the default ones."""
+    return config.task.model_dump(include=_COLUMNS, exclude_defaults=True)
 
 
 def _provenance(
