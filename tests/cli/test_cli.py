@@ -268,20 +268,30 @@ def test_version_and_doctor_print_versions_and_hardware() -> None:
         (["fit", "--train", "train.jsonl", "--corpus", "y", "--set", "phases[9].steps=5"], 2, ["phases[9].steps"]),
         (["fit", "--config", "missing.toml"], 2, ["missing.toml"]),
         (["fit", "--nonsense"], 2, ["--nonsense"]),
-        (["predict", "missing", "-"], 5, ["missing"]),
+        (["predict", "missing", "-"], 2, ["missing"]),
         (["evaluate", "missing", "x", "--unseen-labels", "ingore"], 2, ["--unseen-labels", "'ingore'", "ignore"]),
-        (["search", "missing", "query"], 5, ["missing", "cramlm index"]),
-        (["verify", "missing"], 5, ["missing"]),
-        (["predict", "some words", "-"], 5, ["some words: no such folder; pass a run, or the folder of a model"]),
-        (["predict", "me/topics", "train.jsonl"], 5, ["hf download me/topics --local-dir topics"]),
+        (["search", "missing", "query"], 2, ["missing", "cramlm index"]),
+        (["verify", "missing"], 2, ["missing: no such folder"]),
+        (["verify", "train.jsonl"], 2, ["train.jsonl: is a file; pass a run, a corpus"]),
+        (["report", "missing"], 2, ["missing: no such folder"]),
+        (["report", "train.jsonl"], 2, ["train.jsonl: is a file"]),
+        (["predict", "finishd", "-"], 2, ["finishd: no such folder (near: finished); pass a run"]),
+        (
+            ["fit", "--recipe", "plm", "--base-model", "missing", "--train", "train.jsonl"],
+            2,
+            ["missing: no such folder; --base-model takes"],
+        ),
+        (["predict", "some words", "-"], 2, ["some words: no such folder; pass a run, or the folder of a model"]),
+        (["predict", "me/topics", "train.jsonl"], 2, ["hf download me/topics --local-dir topics"]),
         (["predict", "missing", "it's a text"], 2, ["echo 'it'\"'\"'s a text' | cramlm predict missing -"]),
-        (["predict", "missing", "my data.csv"], 5, ["missing: no such folder"]),
+        (["predict", "missing", "my data.csv"], 2, ["missing: no such folder"]),
         (["explain", "missing", "train.jsonl"], 2, ["train.jsonl: is a file", "cramlm predict"]),
         (["search", "missing", "train.jsonl"], 2, ["train.jsonl: is a file; pass it with --queries"]),
     ],
 )
 def test_an_error_is_one_line_with_its_exit_code(arguments: list[str], code: int, needles: list[str], tmp_path: Path) -> None:
     write_task(tmp_path, documents=1)
+    (tmp_path / "finished").mkdir()
     result = cramlm(*arguments, cwd=tmp_path, stdin="a text\n")
     assert_one_line(result, code, *needles)
 

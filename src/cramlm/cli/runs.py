@@ -230,9 +230,11 @@ def verify(
         cramlm verify runs/mine
     """
     from cramlm.data.corpus import verify_corpora
+    from cramlm.io.paths import require_folder
     from cramlm.retrieval.bm25.index import verify_indexes
     from cramlm.storage.artifacts import verify as verify_artifacts
 
+    require_folder(path, remedy="pass a run, a corpus, an index or an export")
     folders = verify_artifacts(path)
     verify_corpora(path)
     verify_indexes(path)

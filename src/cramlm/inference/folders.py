@@ -23,7 +23,7 @@ from cramlm.data.task import RowFormat, load_task
 from cramlm.errors import ArtifactError, UsageError
 from cramlm.inference.base import facts_of
 from cramlm.inference.onnx import GRAPH_FILE
-from cramlm.io.paths import is_remote
+from cramlm.io.paths import is_remote, require_folder
 from cramlm.linear.files import is_linear
 from cramlm.model.huggingface.config import CONFIG_FILE, read_json
 from cramlm.model.prompts import PROMPT_FILE
@@ -60,8 +60,9 @@ def model_of(path: Path, *, kinds: Collection[FolderKind] = CLASSIFIERS) -> Path
     """Return the model folder for `path`: of a run its export, else the folder itself. kinds: those that the caller can use.
 
     Raises:
-        ArtifactError: if there is none.
+        UsageError: if `path` is no folder. ArtifactError: if there is no such model in it.
     """
+    _require_folder(path)
     for folder in (path, path / EXPORT):
         if (kind := kind_of_folder(folder)) is not None:
             if kind not in kinds:
@@ -99,16 +100,15 @@ def run_at(path: Path, command: str) -> Path:
     """Return the run that `path` is, or that it lies in, for a command on runs, finished or not.
 
     Raises:
-        ArtifactError: if there is none.
+        UsageError: if `path` is no folder. ArtifactError: if there is none.
     """
+    _require_folder(path)
     if (path / CONFIG).is_file():
         return path
-    if (run := run_of(path)) is not None and path.is_dir():
+    if (run := run_of(path)) is not None:
         return run
-    if path.is_dir() and kind_of_folder(path) is not None:
+    if kind_of_folder(path) is not None:
         raise ArtifactError(f"{path}: is a model without its run, and {command} needs the folder that `cramlm fit` wrote; pass that folder")
-    if not path.is_dir():
-        raise ArtifactError(f"{path}: {_missing(path)}")
     raise ArtifactError(f"{path}: {_runs_below(path) or f'not a run (no {CONFIG}); pass the output folder of `cramlm fit`'}")
 
 
@@ -172,15 +172,16 @@ def _unsuitable(kind: FolderKind, folder: Path) -> str:
             return f"is {what} without a classifier; {training if run is None else f'pass the run {run}'}"
 
 
+def _require_folder(path: Path) -> None:
+    """Raise UsageError if a path of a run or a model is no folder; a name on the Hugging Face Hub is not loaded."""
+    name = path.as_posix()
+    of_hub = re.fullmatch(r"[\w.-]+/[\w.-]+", name) is not None and not path.parent.exists()
+    load = f", or load it from the Hugging Face Hub first: hf download {name} --local-dir {path.name}" if of_hub else ""
+    require_folder(path, remedy=f"pass a run, or the folder of a model{load}")
+
+
 def _missing(path: Path) -> str:
-    """Say why there is no model at a path, and what to pass."""
-    if not path.exists():
-        name = path.as_posix()
-        of_hub = re.fullmatch(r"[\w.-]+/[\w.-]+", name) is not None and not path.parent.exists()
-        load = f", or load it from the Hugging Face Hub first: hf download {name} --local-dir {path.name}" if of_hub else ""
-        return f"no such folder; pass a run, or the folder of a model{load}"
-    if not path.is_dir():
-        return "is a file; pass a run, or the folder of a model"
+    """Say why there is no model in a folder, and what to pass."""
     if (path / CONFIG).is_file():
         return f"the run is not finished; finish it: {_finishing(path)}"
     if (path / MANIFEST).is_file():

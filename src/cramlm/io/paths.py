@@ -137,6 +137,14 @@ def require_paths(names: Iterable[str], *, remedy: str) -> None:
             raise UsageError(f"{shown}: no such file or folder{_near_names(Path(path))}; {remedy}")
 
 
+def require_folder(path: Path, *, remedy: str) -> None:
+    """Raise UsageError, which ends with `remedy`, unless a user's path is a folder."""
+    if not path.exists():
+        raise UsageError(f"{path}: no such folder{_near_names(path, Path.is_dir)}; {remedy}")
+    if not path.is_dir():
+        raise UsageError(f"{path}: is a file; {remedy}")
+
+
 def _expanded(name: str) -> str:
     return os.path.expanduser(name) if name.startswith("~/") else name  # noqa: PTH111 - a text is no path
 
@@ -281,9 +289,9 @@ def is_data_file(path: PurePath) -> bool:
     return True
 
 
-def _near_names(path: Path) -> str:
+def _near_names(path: Path, usable: Callable[[Path], bool] = os.path.lexists) -> str:
     try:
-        names = sorted(entry.name for entry in path.parent.iterdir())
+        names = sorted(entry.name for entry in path.parent.iterdir() if usable(entry))
     except (OSError, ValueError):
         return ""
     near = difflib.get_close_matches(path.name, names, n=3)

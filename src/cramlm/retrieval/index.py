@@ -23,7 +23,7 @@ from cramlm.data.corpus import Corpus, build_corpus
 from cramlm.errors import ArtifactError, DataError, UsageError, brief, counted
 from cramlm.io.executors import Executor
 from cramlm.io.machine import available_cores
-from cramlm.io.paths import looks_like_misspelt_path, looks_like_path, require_paths
+from cramlm.io.paths import looks_like_misspelt_path, looks_like_path, require_folder, require_paths
 from cramlm.records import Diacritics, Emit, FloatArray, Int32Array, IntArray, silent
 from cramlm.retrieval.bm25.analysis import PLAIN, Analyzer
 from cramlm.retrieval.bm25.index import BM25, Bm25Index, build_index
@@ -182,10 +182,12 @@ class Index:
         """Open the index in a folder.
 
         Raises:
-            ArtifactError: the folder was not written by `cramlm index`, or is damaged, or of another version. EnvironmentFault: its stemmer
-            is missing.
+            UsageError: there is no such folder. ArtifactError: it was not written by `cramlm index`, or is damaged, or of another version.
+            EnvironmentFault: its stemmer is missing.
         """
         folder = Path(path)
+        build, own = f"build it with `cramlm index FILES --out {folder}`", "pass the output folder of `cramlm index`"
+        require_folder(folder, remedy=own if folder.exists() else build)
         try:
             with environment_faults(folder):
                 content = (folder / CATALOG).read_bytes() if (folder / CATALOG).is_file() else b""
@@ -193,8 +195,7 @@ class Index:
             corpus, index = folder / catalog["corpus"], folder / catalog["index"]
             scoring = Scoring(**catalog.get("scoring", {}))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            other = folder.exists() and not (folder / CATALOG).is_file()
-            remedy = "pass the output folder of `cramlm index`" if other else f"build it with `cramlm index FILES --out {folder}`"
+            remedy = build if (folder / CATALOG).is_file() else own
             raise ArtifactError(f"{folder}: not an index folder (no readable {CATALOG}); {remedy}") from error
         return Index(folder, Corpus.open(corpus), Bm25Index.open(index), scoring)
 

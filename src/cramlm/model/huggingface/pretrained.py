@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from cramlm.config.run import EncoderConfig, HeadConfig, RunConfig, load_config
 from cramlm.errors import ArtifactError, UsageError
+from cramlm.io.paths import require_folder
 from cramlm.model.huggingface.config import CONFIG_FILE, DEFAULTS, WEIGHTS_FILE, pretrained_encoder, read_json, refuse_pickles
 from cramlm.model.tokenizer import TOKENIZER_FILE, Tokenizer
 from cramlm.storage.artifacts import hash_file, hash_json
@@ -46,9 +47,11 @@ def open_pretrained(folder: Path) -> Pretrained:
     """Check the folder's config and tokenizer; does not read the weights.
 
     Raises:
-        ArtifactError: naming the file that is missing, pickled or damaged, or the setting that our encoder does not compute.
+        UsageError: if there is no such folder. ArtifactError: naming the file that is missing, pickled or damaged, or the setting that our
+        encoder does not compute.
     """
-    if folder.is_dir() and not (folder / WEIGHTS_FILE).is_file():
+    require_folder(folder, remedy=f"--base-model takes a folder with {', '.join(_FILES)}, or export/mlm of a run")
+    if not (folder / WEIGHTS_FILE).is_file():
         refuse_pickles(folder)
     for name in _FILES:
         if not (folder / name).is_file():
