@@ -42,7 +42,7 @@ def configs(draw: st.DrawFn) -> RunConfig:
     phases = [
         {
             "name": name,
-            "steps": draw(st.none() | st.integers(0, 10**9)),
+            "steps": draw(st.none() | st.integers(1, 10**9)),
             "passes": draw(st.none() | st.floats(0.01, 1e6)),
             "external": draw(st.integers(1, 999)) if raw_text else 0,
             "terms": [

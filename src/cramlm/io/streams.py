@@ -35,7 +35,7 @@ _MAGIC = (  # patterns; a text may begin with `PAR1`, `BZh` and `%PDF-`, so that
     (rb"PK(\x03\x04|\x05\x06)", "a zip archive"),
     (rb"7z\xbc\xaf\x27\x1c", "a 7z archive"),
     (rb"\xfd7zXZ\0", "xz"),
-    (rb"BZh[1-9](1AY&SY|\x17rE8P\x90)", "bzip2"),  # a block, or the end of an empty stream
+    (rb"BZh[1-9](1AY|\x17rE)", "bzip2"),  # a block, or the end of an empty stream
     (rb"%PDF-\d\.", "a PDF"),
 )
 _BOMS = (  # the longer first: UTF-32's begins with UTF-16's
