@@ -48,7 +48,7 @@ def test_the_tables_of_the_pages_equal_the_results() -> None:
     page = PAGE.read_text("utf-8")
     assert summary(controls) in page, "python benchmarks/quality_tables.py controls 2e13flops"
     assert rungs(models) in page, "python benchmarks/quality_tables.py rungs 2e13flops"
-    for name in ("linear", "unlabelled", "unlabelled-linear", "unlabelled-one-seed"):
+    for name in ("linear", "trained", "unlabelled", "unlabelled-linear", "unlabelled-one-seed"):
         table = rungs(json.loads((RESULTS / f"rungs-{name}-2e13flops.json").read_bytes()))
         assert table in page, f"python benchmarks/quality_tables.py rungs {name}-2e13flops"
     assert means(models) in README.read_text("utf-8"), "python benchmarks/quality_tables.py means 2e13flops"
