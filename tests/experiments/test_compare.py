@@ -238,10 +238,19 @@ def test_an_experiment_that_cannot_run_leaves_no_folder(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("replaces", [{"arms": arms_over("tfidf", ["seed=1,2"])}, {"settings": ("seed = 5",)}])
-def test_a_setting_that_gives_every_seed_the_same_run_is_refused(replaces: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("replaces", "message"),
+    [
+        ({"arms": arms_over("tfidf", ["seed=1,2"])}, r"seed=1: every arm runs with the seeds of --seeds"),
+        ({"settings": ("seed = 5",)}, r"seed = 5: every arm runs with the seeds of --seeds"),
+        ({"settings": ("task.train=other.csv",)}, r"task.train=other.csv: every arm trains on rows of --train"),
+    ],
+)
+def test_a_setting_that_gives_every_seed_the_same_run_or_replaces_the_sampled_texts_is_refused(
+    replaces: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     grid = Grid(arms_of(["tfidf"]), (1, 2), ("all",), write_arms(tmp_path / "data"))
-    with pytest.raises(UsageError, match=r"seed ?= ?[15]: every arm runs with the seeds of --seeds"):
+    with pytest.raises(UsageError, match=message):
         check_arms(replace(grid, **replaces))
 
 

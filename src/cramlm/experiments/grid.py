@@ -236,6 +236,8 @@ def _config(grid: Grid, arm: Arm, task: dict[str, Any], seed: int) -> RunConfig:
     settings = [each for each in (*grid.settings, *arm.settings) if each.replace(" ", "") != _NO_RETRIEVAL]
     if fixed := next((each for each in settings if each.partition("=")[0].strip() == "seed"), None):
         raise UsageError(f"{fixed}: every arm runs with the seeds of --seeds, which this would replace; drop it, and pass --seeds 7,11")
+    if fixed := next((each for each in settings if each.partition("=")[0].strip() == "task.train"), None):
+        raise UsageError(f"{fixed}: every arm trains on rows of --train, which this would replace; drop it, and pass --train FILE")
     common: dict[str, Any] = {"task": task, "budget": grid.budget, "seed": seed}
     is_file, on_init = arm.source.endswith(".toml"), arm.source.endswith(ON_INIT)
     content = read_toml(Path(arm.source)) if is_file else {}
