@@ -402,7 +402,7 @@ def test_metrics_and_logs_count_requests_without_their_texts(server: Server) -> 
 
 def test_a_folder_without_a_model_and_a_used_port_give_a_one_line_error(tiny_export: Path, tmp_path: Path, server: Server) -> None:
     for arguments, code, needle in (
-        ([tmp_path / "nowhere", "--port", "0"], 5, "nowhere"),
+        ([tmp_path / "nowhere", "--port", "0"], 2, "nowhere"),
         ([tiny_export, "--port", server.port], 4, "--port"),
     ):
         assert needle in error_line(cramlm("serve", *map(str, arguments)), code)
