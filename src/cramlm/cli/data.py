@@ -226,9 +226,9 @@ def index(
 
     columns = {"text_column": text_column, "id_column": id_column}
     config = resolve_corpus(corpus, **columns, on_bad_row=on_bad_row, duplicates=duplicates, passage_words=passage_words)
-    analyzer, used = Analyzer.of(read_stop_words(stop_words), stemmer, diacritics), {"scoring": Scoring(k1, b, norm)}
+    settings: Any = {"scoring": Scoring(k1, b, norm), "analyzer": Analyzer.of(read_stop_words(stop_words), stemmer, diacritics)}
     with console_events() as emit, executor_for(ray, workers) as executor:
-        build_catalog(config, out, **used, analyzer=analyzer, workers=workers, executor=None if ray is None else executor, emit=emit)
+        build_catalog(config, out, **settings, workers=workers, executor=None if ray is None else executor, emit=emit)
     print(out)
 
 

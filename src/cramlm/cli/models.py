@@ -132,7 +132,7 @@ def predict(
         raise UsageError(f"{brief(file)}: no such file; pass a text itself on stdin: echo {shlex.quote(file)} | cramlm predict {model} -")
     check_address_space_of_model(model, "predict")
     from cramlm.data.task import read_examples
-    from cramlm.inference.folders import columns_of, model_of
+    from cramlm.inference.folders import model_of
     from cramlm.inference.predictor import load_predictor
     from cramlm.io.readers import Table
     from cramlm.storage.artifacts import publish_file, refuse_output
@@ -145,9 +145,9 @@ def predict(
         raise UsageError("--keep-columns writes a table; pass -o FILE.csv or FILE.tsv")
     folder = model_of(model)
     table = Table.read(file) if keep_columns else None
-    examples = read_examples(file, _texts_format(folder, text_column, text_pair_column, id_column))
+    row_format = _texts_format(folder, text_column, text_pair_column, id_column)
+    examples, label_separator = read_examples(file, row_format), row_format.label_separator
     predictor = load_predictor(folder, precision=precision, device=device, model_part=model_part)
-    label_separator = columns_of(folder).label_separator
     if separator is not None:
         _refuse_joined_labels(predictor, label_separator)
     texts, pairs = [example.text for example in examples], [example.text_pair for example in examples]

@@ -197,9 +197,8 @@ def _finishing(run: Path) -> str:
         train = str((read_toml(run / CONFIG).get("task") or {}).get("train") or "")
     except UsageError:
         train = ""
-    elsewhere = (
-        bool(train) and not is_remote(train) and not Path(train).expanduser().exists() and not Path(train).expanduser().is_absolute()
-    )
+    file = Path(train).expanduser()
+    elsewhere = train != "" and not is_remote(train) and not file.is_absolute() and not file.exists()
     folder = run.resolve() if elsewhere else run
     where = " (in the folder where that run was started: its paths are relative)" if elsewhere else ""
     return f"cramlm fit --config {_quoted(folder / CONFIG)} -o {_quoted(folder)}{where}"

@@ -316,7 +316,7 @@ class _Search:
     def __init__(self, task: Task, space: SearchSpace) -> None:
         self._solver, self._outputs, self._seed = SOLVERS[task.kind], len(task.labels), space.seed
         self._targets = self._solver.targets(task.with_label_texts)
-        self._dev_numbers = np.array([float(example.label or "nan") for example in task.dev]) if task.kind == "regression" else None
+        self._dev_numbers = DevScorer.of(task, space.metric).truth if task.kind == "regression" else None
         self._spans: Spans | None = None
         self.dev: DevCandidates[Setting] = DevCandidates(task, space.metric)
         self.best: tuple[VariantRows, Coefficients]

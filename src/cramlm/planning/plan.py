@@ -61,8 +61,8 @@ from cramlm.retrieval.ranking import CHARACTERS_PER_TOKEN
 from cramlm.storage.artifacts import Artifact, hash_json, publish_file
 from cramlm.training.objective import count_parameters
 
-PLANNED_BY = ("budget", "tokens_per_second", "encoder", "head", "tokenizer", "retriever")
-_SCHEDULED_BY = ("budget", "tokens_per_second", "encoder", "head")
+PLANNED_BY = {"budget", "tokens_per_second", "encoder", "head", "tokenizer", "retriever"}
+_SCHEDULED_BY = {"budget", "tokens_per_second", "encoder", "head"}  # not the measured speed, which always differs
 _MEASURED = {"encoder", "head", "tokenizer", "threads", "device"}  # what the speed depends on
 MEASUREMENT_SHARE = 0.015  # of a time budget, for each of the two measurements; at most `_MAX_SECONDS` seconds
 _MAX_SECONDS = 2.0
@@ -111,7 +111,7 @@ def plan(run: RunContext) -> RunPlan:
         rates_of = {"speed": asdict(machine.speed), "threads": machine.joint.threads}
         write_json(target / "plan.json", {"retriever": chosen, **rates_of, "cost": cost.as_dict()})
 
-    settings = {name: run.config.model_dump(mode="json")[name] for name in PLANNED_BY}
+    settings = run.config.model_dump(mode="json", include=PLANNED_BY)
     settings |= {"phases": phases_by_name(run.config.phases), "precision": precision, "threads": cores}
     settings |= {"ranks": run.ranks.count} if run.ranks.count > 1 else {}
     artifact = run.build(Stage("plan", 4, settings, {"texts": asdict(texts)}, write))
@@ -390,7 +390,7 @@ def schedule(run: RunContext, plan: RunPlan, text: EncodedTexts) -> Schedule:
             seconds = budget.phase_amount(phase, sizes, units) * seconds_per_unit
             run.emit(Event("plan", "schedule", budget.describe(phase, sizes, seconds=seconds)))
 
-    settings = {name: run.config.model_dump(mode="json")[name] for name in _SCHEDULED_BY}  # not the measured speed, which always differs
+    settings = run.config.model_dump(mode="json", include=_SCHEDULED_BY)
     settings |= {"phases": phases_by_name(run.config.phases), "precision": plan.precision, "threads": plan.threads}
     settings |= {"ranks": run.ranks.count} if run.ranks.count > 1 else {}
     inputs = {"tokenizer": text.tokenizer.fingerprint, "selection": fingerprint(text.selection), "task": task_fingerprint(run.task)}

@@ -171,11 +171,10 @@ class Index:
             config = CorpusConfig(files=files, **columns)
         except ValidationError as error:
             raise UsageError(explain_validation_error(error)) from error
-        if texts is None:
-            _refuse_other_files(folder)
-        else:
+        if texts is not None:
             _save_texts(folder, texts)
-        return _build(config, folder, scoring=scoring, analyzer=analyzer, workers=workers, emit=emit)
+        own = () if texts is None else (TEXTS,)
+        return build_catalog(config, folder, scoring=scoring, analyzer=analyzer, workers=workers, emit=emit, unfinished=own)
 
     @staticmethod
     def open(path: str | Path) -> Index:
@@ -261,26 +260,16 @@ def build_catalog(
     workers: int | None = None,
     executor: Executor | None = None,
     emit: Emit = silent,
+    unfinished: Iterable[str] = (),
 ) -> Index:
     """Read and index a corpus in `folder`, by `workers` processes (None = one per core) or `executor`; up-to-date results are reused.
+
+    unfinished: files of the caller that may be in the folder before there is an index.
 
     Raises:
         UsageError: as `Index.build`.
     """
-    _refuse_other_files(folder)
-    return _build(config, folder, scoring=scoring, analyzer=analyzer, workers=workers, executor=executor, emit=emit)
-
-
-def _build(
-    config: CorpusConfig,
-    folder: Path,
-    *,
-    scoring: Scoring,
-    analyzer: Analyzer,
-    workers: int | None,
-    executor: Executor | None = None,
-    emit: Emit,
-) -> Index:
+    _refuse_other_files(folder, *unfinished)
     corpus = build_corpus(config, folder, workers=workers, executor=executor, emit=emit)
     index = build_index(corpus, folder, analyzer=analyzer, workers=workers or available_cores(), executor=executor, emit=emit)
     catalog: dict[str, Any] = {"corpus": str(corpus.path.relative_to(folder)), "index": str(index.path.relative_to(folder))}

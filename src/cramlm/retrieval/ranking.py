@@ -97,6 +97,7 @@ class Proposal:
 
 
 Fills: TypeAlias = Callable[[Ranking], bool]
+"""Return True if a ranking has enough documents for the selection."""
 
 
 class Retriever(Protocol):

@@ -29,7 +29,7 @@ from cramlm.data.corpus import Corpus, largest_sources
 from cramlm.data.task import task_fingerprint
 from cramlm.errors import DataError, counted
 from cramlm.records import Emit, Event, Example, FloatArray, Int32Array, IntArray, Selection, Task, count, silent
-from cramlm.retrieval.bm25.distributed import refuse_other_files, remove_searches
+from cramlm.retrieval.bm25.distributed import remove_searches, require_only_searches
 from cramlm.retrieval.duplicates import NearDuplicates, require_datasketch
 from cramlm.retrieval.ranking import (
     CHARACTERS_PER_TOKEN,
@@ -192,7 +192,7 @@ def select_documents(
     """
     check_bounded(config)
     if context.distribution is not None:
-        refuse_other_files(context.distribution.folder)
+        require_only_searches(context.distribution.folder)
     if config.near_duplicates is not None:
         require_datasketch()
     retriever = build_retriever(config, context)

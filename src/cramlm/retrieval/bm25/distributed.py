@@ -189,7 +189,7 @@ def publish_search(index: Bm25Index, texts: Sequence[str], folder: Path, *, limi
     return DistributedSearch.open(target)
 
 
-def refuse_other_files(folder: Path) -> None:
+def require_only_searches(folder: Path) -> None:
     """Check that a folder for `publish_search` holds nothing but searches, so that `remove_searches` removes nothing else.
 
     Raises:
