@@ -7,6 +7,7 @@ functions of the step, so that it does not matter which process makes them.
 from __future__ import annotations
 
 import itertools
+import signal
 from collections.abc import Generator
 from typing import Any, Final
 
@@ -48,6 +49,7 @@ def batches_of(batches: Batches, steps: range, device: torch.device) -> Generato
         prefetch_factor=_AHEAD,
         pin_memory=True,  # a thread then receives batches while this one launches kernels
         multiprocessing_context="fork",  # the pools are not copied
+        worker_init_fn=_ignore_signals,
         generator=torch.Generator(),  # not PyTorch's global one
     )
     try:
@@ -58,3 +60,9 @@ def batches_of(batches: Batches, steps: range, device: torch.device) -> Generato
         raise EnvironmentFault(
             "a process that makes batches ended, probably because the machine's memory is full; close other programs, or pass --device cpu"
         ) from error
+
+
+def _ignore_signals(_worker: int) -> None:
+    """Leave a signal to the parent, which stops after a checkpoint and ends its processes. Ctrl-C reaches the whole process group."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)

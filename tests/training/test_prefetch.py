@@ -1,0 +1,33 @@
+"""Batches that other processes make ahead, as for a GPU; the processes need none."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+
+import numpy as np
+import pytest
+import torch
+from training_fixtures import make_batches, make_phase
+
+from cramlm.training.prefetch import batches_of
+
+
+@pytest.mark.filterwarnings("ignore:'pin_memory' argument is set")
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one core: batches are made by the process itself")
+def test_signals_to_the_whole_process_group_do_not_end_the_processes_that_make_batches() -> None:
+    batches = make_batches(make_phase(text_weight=0.5))
+    made = batches_of(batches, range(40), torch.device("cuda"))
+    found = [next(made)]
+    processes = multiprocessing.active_children()
+    assert processes
+    for sent in (signal.SIGINT, signal.SIGINT, signal.SIGTERM):
+        for process in processes:
+            assert process.pid is not None
+            os.kill(process.pid, sent)
+    found += made
+    assert len(found) == 40
+    for step, batch in enumerate(found):
+        np.testing.assert_array_equal(batch.token_ids, batches.batch(step).token_ids)
+    assert not multiprocessing.active_children()
