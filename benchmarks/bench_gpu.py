@@ -25,7 +25,7 @@ import json
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ from cramlm.config.terms import Classify, Mlm
 from cramlm.model.model import ModelSpec, build_model, describe_device, resolve_device
 from cramlm.planning.speed import TrainingSetup, random_batches, random_pool
 from cramlm.recipes.recipe import PRESETS, without_teacher
+from cramlm.records import Batch
 from cramlm.training.capture import compiled_layers
 from cramlm.training.loop import Updater, deterministic
 from cramlm.training.masking import SpecialIds
@@ -142,12 +143,11 @@ def measure_own(
     setup = TrainingSetup(encoder, head, phase, vocabulary, "bf16", device=device)
     model = build_model(ModelSpec(encoder, head, vocab_size=vocabulary, labels=LABELS), seed=0).to(device)
     updater = Updater(model, phase, precision="bf16", captures="one by one" not in sides)
-    made = enumerate(batches_of(random_batches(setup), range(10**6), device))
     counted = {"tokens": 0, "flops": 0.0}
     pending: list[Callable[[], Any]] = []
 
-    def step() -> None:
-        number, batch = next(made)
+    def step(numbered: Iterator[tuple[int, Batch]]) -> None:
+        number, batch = next(numbered)
         pending.append(updater.start(batch, step=number, factor=1e-3, dropout_seed=number))
         if len(pending) > 1:
             pending.pop(0)()
@@ -155,14 +155,16 @@ def measure_own(
         counted["flops"] += executed_flops(model, batch, phase)
 
     began = time.perf_counter()
-    with deterministic(device), compiled_layers(model, "compiled" in sides):
+    ahead = batches_of(random_batches(setup), range(10**6), device)
+    with ahead as batches, deterministic(device), compiled_layers(model, "compiled" in sides):
+        made = enumerate(batches)
         for _ in range(WARM_UP):
-            step()
+            step(made)
         torch.cuda.synchronize()
         warm, counted["tokens"], counted["flops"], steps = time.perf_counter() - began, 0, 0.0, 0
         began = time.perf_counter()
         while time.perf_counter() - began < seconds:
-            step()
+            step(made)
             steps += 1
         pending.pop()()
     took = time.perf_counter() - began

@@ -206,6 +206,7 @@ def test_a_phase_on_a_gpu_that_was_stopped_and_resumed_ends_with_the_same_weight
 @gpu
 def test_batches_made_ahead_are_those_of_the_steps() -> None:
     batches: Batches = make_batches(PHASE)
-    for step, batch in zip(range(3, 9), batches_of(batches, range(3, 9), torch.device("cuda")), strict=True):
-        np.testing.assert_array_equal(batch.token_ids, batches.batch(step).token_ids)
-        np.testing.assert_array_equal(batch.masked, batches.batch(step).masked)
+    with batches_of(batches, range(3, 9), torch.device("cuda")) as made:
+        for step, batch in zip(range(3, 9), made, strict=True):
+            np.testing.assert_array_equal(batch.token_ids, batches.batch(step).token_ids)
+            np.testing.assert_array_equal(batch.masked, batches.batch(step).masked)

@@ -18,7 +18,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -200,7 +200,7 @@ class _PhaseRun:
         clock = time.perf_counter()
         if dev is not None and initial is not None and self.phase.keep == "best" and self.progress.step == 0:
             self.record_scores({dev.metric: initial}, metric=dev.metric)
-        with closing(batches_of(self.job.batches, range(self.progress.step, self.steps), self.model.device)) as made:
+        with batches_of(self.job.batches, range(self.progress.step, self.steps), self.model.device) as made:
             self.train_on(made, dev, clock)
 
     def train_on(self, made: Iterator[Batch], dev: DevEvaluation | None, clock: float) -> None:

@@ -6,9 +6,10 @@ functions of the step, so that it does not matter which process makes them.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import signal
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from typing import Any, Final
 
 import torch
@@ -31,15 +32,16 @@ class _Steps(Dataset[Batch]):
         return self._batches.batch(step)
 
 
-def batches_of(batches: Batches, steps: range, device: torch.device) -> Generator[Batch]:
-    """The batches of these steps in order; close the iterator to end the processes.
+@contextlib.contextmanager
+def batches_of(batches: Batches, steps: range, device: torch.device) -> Iterator[Iterator[Batch]]:
+    """An iterator over the batches of these steps in order; the end of the block ends the processes.
 
     Raises:
-        EnvironmentFault: if a process is gone.
+        EnvironmentFault: if a process is gone. PyTorch says so at any moment, not only when the next batch is asked for.
     """
     processes = min(_PROCESSES, available_cores() - 1)
     if device.type != "cuda" or processes < 1:
-        yield from map(batches.batch, steps)
+        yield map(batches.batch, steps)
         return
     loader: DataLoader[Any] = DataLoader(
         _Steps(batches),
@@ -53,13 +55,18 @@ def batches_of(batches: Batches, steps: range, device: torch.device) -> Generato
         generator=torch.Generator(),  # not PyTorch's global one
     )
     try:
-        yield from itertools.islice(iter(loader), len(steps))
+        with contextlib.closing(_first(len(steps), iter(loader))) as made:
+            yield made
     except RuntimeError as error:
         if "DataLoader worker" not in str(error):
             raise
         raise EnvironmentFault(
             "a process that makes batches ended, probably because the machine's memory is full; close other programs, or pass --device cpu"
         ) from error
+
+
+def _first(count: int, made: Iterator[Batch]) -> Generator[Batch]:
+    yield from itertools.islice(made, count)
 
 
 def _ignore_signals(_worker: int) -> None:
