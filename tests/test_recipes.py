@@ -91,6 +91,16 @@ def test_every_recipe_runs_to_a_model_that_transformers_loads(name: str, place: 
     assert config.encoder.hidden == 32
 
 
+@pytest.mark.parametrize(
+    ("budget", "layers", "tokens"), [("5m", 2, 4096), ("6e13flops", 2, 4096), ("1h", 4, 4096), ("1e15flops", 6, 16384), ("2h", 6, 16384)]
+)
+def test_a_larger_budget_has_a_larger_encoder_and_above_an_hour_larger_batches_of_text(budget: str, layers: int, tokens: int) -> None:
+    config = recipes.tlm(train="", corpus="corpus.jsonl", budget=budget)
+    joint, finetune = config.phases
+    assert (config.encoder.layers, joint.batch_size, joint.batch_unit) == (layers, tokens, "tokens")
+    assert (finetune.batch_size, finetune.batch_unit) == (32, "sequences")
+
+
 @pytest.mark.parametrize("name", some_slow(["tlm-small", "tlm-medium", "tlm-large"], quick={"tlm-small"}))
 def test_the_twins_of_the_papers_recipes_run_every_part_of_them(name: str, place: dict[str, str], tmp_path: Path) -> None:
     task = {split: place[split] for split in ("train", "dev", "test")}

@@ -64,6 +64,8 @@ TAPT_PASSES = 100.0  # over the task's own text (Gururangan et al. 2020)
 TUNING_PASSES = 10.0  # over the labels, from a checkpoint; as there for tasks of fewer than 5,000 labels (3 for larger ones)
 MLM_ON_TASK: Final = Mlm(on="task", weight=0.25)
 FEW_TEXTS_PER_LABEL, FEW_SMOOTHING = 30, 0.2  # docs/log.md
+LONG: Final = 3600.0  # seconds, or 7.2e14 operations
+LONG_BATCH: Final = 16_384
 
 
 def joint_phase() -> PhaseConfig:
@@ -185,18 +187,23 @@ def from_checkpoint(phase: PhaseConfig, encoder: EncoderConfig) -> PhaseConfig:
     return phase.model_copy(update={**common, **tuned, "batch_size": 16})
 
 
-def encoder_for_budget(seconds: float) -> EncoderConfig:
+def encoder_for(seconds: float) -> EncoderConfig:
     """tiny up to 5 minutes, mini up to an hour, small beyond.
 
     At 1e13 operations (a minute of two cores, as budgets count) tiny is 4 to 23 points of dev macro-F1 above mini; at 6e13, five minutes
     of two cores and ten of one, they are even (docs/log.md).
     """
-    return TINY if seconds <= 300 else MINI if seconds <= 3600 else SMALL
+    return TINY if seconds <= 300 else MINI if seconds <= LONG else SMALL
 
 
-def encoder_for(budget: str | None) -> EncoderConfig:
-    """The encoder for a budget as a user writes it; None = for the default one."""
-    return encoder_for_budget(parse_budget(budget or DEFAULT_BUDGET).nominal_seconds)
+def for_budget(phase: PhaseConfig, seconds: float) -> PhaseConfig:
+    """The phase from scratch with batches that suit its budget: above an hour, text in batches of `LONG_BATCH` tokens.
+
+    Thousands of steps on 4,096 tokens at the rates of short phases end half a nat above a quarter of the steps on 16,384 (docs/log.md).
+    """
+    if seconds <= LONG or not phase.text_terms or phase.batch_unit != "tokens":
+        return phase
+    return phase.model_copy(update={"batch_size": LONG_BATCH})
 
 
 def with_preset(config: RunConfig, name: str) -> RunConfig:
@@ -352,7 +359,9 @@ class EncoderRecipe(Recipe):
 
     def build(self, inputs: RunInputs, **own: Any) -> RunConfig:
         size = labelled_size(inputs.task, seed=inputs.seed)
+        seconds = parse_budget(inputs.budget or DEFAULT_BUDGET).nominal_seconds
         phases = tuple(for_task(phase, inputs.task.kind, size) for phase in self._phases(inputs.init))
+        phases = phases if inputs.init is not None else tuple(for_budget(phase, seconds) for phase in phases)
         teaches_passages = any(term.on == "external" for phase in phases for term in linear_teachers(phase))
         suited = self.head == "classifier" and inputs.task.kind == "classification"
         marked, paired = suited and size.marked, suited and size.paired
@@ -361,7 +370,7 @@ class EncoderRecipe(Recipe):
             name=self.name,
             **inputs.settings,
             retriever=with_top_k(self.retriever if inputs.corpus else None, inputs.top_k, recipe=self.name),
-            encoder=encoder_for(inputs.budget).model_copy(update={"embedding_init": self.embedding_init, "layer_init": layer_init}),
+            encoder=encoder_for(seconds).model_copy(update={"embedding_init": self.embedding_init, "layer_init": layer_init}),
             head=HeadConfig(kind=self.head, token_classifier=any(term.needs_token_head for phase in self.phases for term in phase.terms)),
             phases=phases,
             teacher=TeacherConfig(
