@@ -32,20 +32,23 @@ from cramlm.data.task import read_task
 from cramlm.evaluation.kinds import KINDS, DevScorer
 from cramlm.evaluation.logit_adjustment import TAUS, logit_adjustments
 from cramlm.linear import fit as fit_module
+from cramlm.linear import teacher as teacher_module
 from cramlm.linear.features import VARIANTS
 from cramlm.linear.fit import VECTOR_WEIGHTS, LinearFit, SearchSpace, Spans, TaskFeatures, fit_linear, markers_of
 from cramlm.linear.solvers import inner_products
+from cramlm.linear.teacher import out_of_fold_labels
 from cramlm.records import PAIR_BOUNDARY, Event, Example, Task, TaskKind, silent
 from cramlm.text.markers import MIN_TEXTS
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "tasks"
+VECTORS = word_vectors({word: axis for axis, words in enumerate(TOPICS.values()) for word in words})
 METRICS: dict[TaskKind, str] = {"classification": "macro_f1", "multi-label": "macro_f1", "regression": "pearson"}
 
 
 def fit(task: Task, **more: Any) -> LinearFit:
     space = {"c": (1.0, 10.0), "metric": METRICS[task.kind], "seed": 0, **more}
-    vectors, emit = corpus_vectors(space.pop("vectors", None)), space.pop("emit", silent)
-    return fit_linear(task, SearchSpace(**space), stage="baseline", vectors=vectors, emit=emit)
+    vectors, emit, threads = corpus_vectors(space.pop("vectors", None)), space.pop("emit", silent), space.pop("threads", 1)
+    return fit_linear(task, SearchSpace(**space), stage="baseline", vectors=vectors, threads=threads, emit=emit)
 
 
 def score(fitted: LinearFit, task: Task, rows: tuple[Example, ...]) -> Any:
@@ -169,6 +172,20 @@ def test_of_many_texts_a_sample_is_searched_and_finalists_are_fitted_on_all(monk
         assert all(one < other for one, other in itertools.pairwise(scores[:-1]))
 
 
+@pytest.mark.parametrize("few", [1500, 30], ids=["all texts", "a sample and finalists"])
+@pytest.mark.parametrize("task", [topic_task(sea=60, hill=20, war=20), number_task()], ids=["labels", "numbers"])
+def test_threads_change_neither_the_model_nor_what_was_tried(task: Task, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fit_module, "FEW_TEXTS", few)
+    monkeypatch.setattr(fit_module, "MIN_THREADED_PRODUCTS", 0)
+    monkeypatch.setattr(teacher_module, "MIN_THREADED_PRODUCTS", 0)
+    one, several = (fit(task, vectors=VECTORS, c=(0.1, 1.0, 10.0, 100.0), threads=threads) for threads in (1, 3))
+    assert without_seconds(one) == without_seconds(several)
+    assert np.array_equal(one.predictions, several.predictions)
+    assert np.array_equal(one.model.coefficients.weights, several.model.coefficients.weights)
+    held_out = [out_of_fold_labels(one.model, task, seed=0, threads=threads) for threads in (1, 3)]
+    assert np.array_equal(*held_out, equal_nan=True)
+
+
 def test_with_many_labels_two_values_of_c_decide_which_combinations_try_all(monkeypatch: pytest.MonkeyPatch) -> None:
     task, grid = topic_task(sea=20, hill=20, war=20), (0.1, 1.0, 10.0, 100.0, 1000.0)
     whole = fit(task, c=grid)
@@ -190,9 +207,6 @@ def test_a_multinomial_regression_with_too_many_weights_is_not_fitted_on_all_tex
     fitted = fit(topic_task(sea=60, hill=20, war=20))
     assert {each.setting.scheme for each in fitted.tried} == {"one-vs-rest"}
     assert fitted.train_texts == 100
-
-
-VECTORS = word_vectors({word: axis for axis, words in enumerate(TOPICS.values()) for word in words})
 
 
 @pytest.mark.parametrize("few", [1500, 30])

@@ -13,9 +13,9 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,7 @@ from cramlm.linear.files import BayesSetting, Setting
 from cramlm.linear.model import LinearModel, beside
 from cramlm.linear.solvers import SOLVERS, Coefficients, Coordinates, Fitter, inner_products, on_one_blas_thread
 from cramlm.linear.word_vectors import CorpusVectors
+from cramlm.linear.workers import Workers
 from cramlm.records import PAIR_BOUNDARY, Emit, Event, Example, FloatArray, IntArray, Task, silent
 from cramlm.text.markers import Markers
 
@@ -42,6 +43,10 @@ MAX_FIT_PRODUCTS: Final = 100_000_000
 """Texts * texts * labels of a fit in coordinates. Of larger ones, which take seconds each, `SCREENED` values of C are tried at first, and
 one finalist is fitted on all texts."""
 SCREENED: Final = 2
+MIN_THREADED_PRODUCTS: Final = 1_000_000
+"""Texts * texts * labels of a fit in coordinates. Of smaller ones the interpreter, which runs one thread at a time, takes the most time."""
+MAX_KEPT_PRODUCTS: Final = 50_000_000
+"""Texts * texts: coordinates of more than 200 MB are not kept for several fits at a time."""
 MAX_CHARACTERS: Final[Mapping[Variant, int]] = {
     "words": 100_000_000,
     "tokens": 100_000_000,
@@ -213,12 +218,19 @@ def markers_of(task: Task) -> Markers | None:
 
 
 @on_one_blas_thread
-def fit_linear(task: Task, space: SearchSpace, *, stage: str, vectors: CorpusVectors | None = None, emit: Emit = silent) -> LinearFit:
-    """Fit every candidate and keep the best on dev; the same arguments give the same result.
+def fit_linear(
+    task: Task, space: SearchSpace, *, stage: str, vectors: CorpusVectors | None = None, threads: int = 1, emit: Emit = silent
+) -> LinearFit:
+    """Fit every candidate and keep the best on dev; the same arguments give the same result, with any number of threads.
 
-    vectors: text vectors beside TF-IDF. stage: the name under which events are emitted.
+    vectors: text vectors beside TF-IDF. stage: the name under which events are emitted. threads: models that are fitted at a time.
     """
     assert task.dev, "candidates are chosen on dev"
+    with Workers(threads if _is_worth_threads(task) else 1) as workers:
+        return _fit_linear(task, space, stage, vectors, workers, emit)
+
+
+def _fit_linear(task: Task, space: SearchSpace, stage: str, vectors: CorpusVectors | None, workers: Workers, emit: Emit) -> LinearFit:
     began = time.perf_counter()
     learned = task.with_label_texts
     markers = markers_of(task)
@@ -232,7 +244,7 @@ def fit_linear(task: Task, space: SearchSpace, *, stage: str, vectors: CorpusVec
         emit(Event("progress", stage, f"{finalist.variant}, {finalist.setting.scheme}", done=total, **progress))
 
     few = len(learned.train) <= FEW_TEXTS
-    search = _Search(task, space)
+    search = _Search(task, space, workers)
     rows: dict[Variant, VariantRows] = {}
     searched: dict[Variant, VariantRows] = {}
     products = min(len(learned.train), FEW_TEXTS) ** 2 * len(task.labels)
@@ -241,20 +253,24 @@ def fit_linear(task: Task, space: SearchSpace, *, stage: str, vectors: CorpusVec
         emit(Event("progress", stage, variant, done=done, **progress))
         rows[variant] = tried = features.rows(variant)
         searched[variant] = tried if few else features.sample(tried, FEW_TEXTS)
-        search.try_all(searched[variant], features.vector_weights, screened)
+        search.collect()
+        search.start_all(searched[variant], features.vector_weights, screened)
         if len(tried.kept) < len(learned.train):
             shown = f"{len(tried.kept):,} of {len(learned.train):,} training texts, the same share of each label, to save time"
             emit(Event("warning", stage, f"{variant}: fitted on {shown}"))
+    search.collect()
     if screened != grid:
         for finalist in search.best_schemes(FINALISTS, searched):
             emit_finalist(finalist)
-            search.try_setting(searched[finalist.variant], finalist.setting, [c for c in grid if c not in screened])
+            search.start(searched[finalist.variant], finalist.setting, [c for c in grid if c not in screened])
+        search.collect()
     if not few:
         finalists = search.best_schemes(FINALISTS if screened == grid else 1, rows)
-        search = _Search(task, space)
+        search = _Search(task, space, workers)
         for finalist in finalists:
             emit_finalist(finalist)
-            search.try_growing(rows[finalist.variant], finalist.setting, [c for c in grid if c >= finalist.setting.c])
+            search.start_growing(rows[finalist.variant], finalist.setting, [c for c in grid if c >= finalist.setting.c])
+        search.collect()
     rows_of_best, coefficients = search.best
     dev = search.dev
     best = dev.best
@@ -266,10 +282,22 @@ def fit_linear(task: Task, space: SearchSpace, *, stage: str, vectors: CorpusVec
     return LinearFit(model, space.metric, best.score, tuple(dev.tried), dev.distinct_predictions(), texts, seconds)
 
 
+def _is_worth_threads(task: Task) -> bool:
+    texts = min(len(task.with_label_texts.train), FEW_TEXTS)
+    return texts**2 * len(task.labels) >= MIN_THREADED_PRODUCTS
+
+
 def in_coordinates(setting: Setting, texts: int, outputs: int) -> bool:
     """Return True if a model of more than `FEW_TEXTS` texts is fitted in the coordinates of their span, as those of few texts are."""
     small = texts <= MAX_MULTINOMIAL_TEXTS and texts**2 * outputs <= MAX_MULTINOMIAL_PRODUCTS
     return setting.scheme == "multinomial" and small
+
+
+class ScoredPredictions(NamedTuple):
+    """predictions: of the dev texts, (taus, n, ...). scores: (taus,)."""
+
+    predictions: npt.NDArray[Any]
+    scores: npt.NDArray[np.float64]
 
 
 class DevCandidates(Generic[AnySetting]):
@@ -282,13 +310,16 @@ class DevCandidates(Generic[AnySetting]):
         self.tried: list[Candidate[AnySetting]] = []
         self.best: Candidate[AnySetting]
 
-    def add(self, variant: Variant, setting: AnySetting, logits: FloatArray) -> Candidate[AnySetting]:
+    def scored(self, logits: FloatArray) -> ScoredPredictions:
+        """The predictions and scores of a model's logits of the dev texts, (n, labels), with every tau."""
+        predictions = np.stack([self._scorer.predictions(logits + adjustment) for adjustment in self._adjustments.values()])
+        return ScoredPredictions(predictions, self._scorer.scores(predictions))
+
+    def add(self, variant: Variant, setting: AnySetting, logits: FloatArray | ScoredPredictions) -> Candidate[AnySetting]:
         """Score a model's logits of the dev texts, (n, labels); `best` becomes the model if it is better than all before."""
-        taus = tuple(self._adjustments)
-        predictions = np.stack([self._scorer.predictions(logits + self._adjustments[tau]) for tau in taus])
-        scores = self._scorer.scores(predictions)
+        predictions, scores = logits if isinstance(logits, ScoredPredictions) else self.scored(logits)
         index = int(np.argmax(scores))
-        candidate = Candidate(variant, setting, taus[index], float(scores[index]))
+        candidate = Candidate(variant, setting, tuple(self._adjustments)[index], float(scores[index]))
         if not self.tried or candidate.score > self.best.score:
             self.best = candidate
         self.tried.append(candidate)
@@ -310,14 +341,38 @@ class DevCandidates(Generic[AnySetting]):
         return f"best on dev: {candidate.variant}, {candidate.setting}{adjusted}: {score}"
 
 
-class _Search:
-    """The regressions that were fitted so far on one task. best: the rows and coefficients of the best on dev."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Fitted:
+    """A fitted model, and what it predicts for the dev texts."""
 
-    def __init__(self, task: Task, space: SearchSpace) -> None:
+    setting: Setting
+    coefficients: Coefficients
+    dev: ScoredPredictions
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Started:
+    """A setting that is being fitted with several C, in order. coordinates: None if it is fitted on sparse matrices."""
+
+    rows: VariantRows
+    coordinates: Coordinates | None
+    growing: bool
+    wait: Callable[[], list[_Fitted]]
+
+
+class _Search:
+    """The regressions that were fitted so far on one task. best: the rows and coefficients of the best on dev.
+
+    `start*` fit models in other threads, `collect` waits for them and compares them in the order in which they were started, so that the
+    number of threads changes nothing.
+    """
+
+    def __init__(self, task: Task, space: SearchSpace, workers: Workers) -> None:
         self._solver, self._outputs, self._seed = SOLVERS[task.kind], len(task.labels), space.seed
         self._targets = self._solver.targets(task.with_label_texts)
         self._dev_numbers = DevScorer.of(task, space.metric).truth if task.kind == "regression" else None
         self._spans: Spans | None = None
+        self._workers, self._started = workers, list[_Started]()
         self.dev: DevCandidates[Setting] = DevCandidates(task, space.metric)
         self.best: tuple[VariantRows, Coefficients]
 
@@ -333,34 +388,50 @@ class _Search:
         small = rows.tfidf.width * self._outputs <= MAX_MULTINOMIAL_WEIGHTS
         return setting.scheme != "multinomial" or small or in_coordinates(setting, len(rows.kept), self._outputs)
 
-    def try_all(self, rows: VariantRows, vector_weights: Sequence[float], grid: Sequence[float]) -> None:
+    def start_all(self, rows: VariantRows, vector_weights: Sequence[float], grid: Sequence[float]) -> None:
         """Every weight of text vectors and scheme with every C, on the few rows of one variant."""
         for weight in vector_weights:
             for scheme, class_weights in self._solver.schemes(self._targets[rows.kept]):
-                self.try_setting(rows, Setting(scheme, class_weights, grid[0], weight), grid)
+                self.start(rows, Setting(scheme, class_weights, grid[0], weight), grid)
 
-    def try_setting(self, rows: VariantRows, setting: Setting, grid: Sequence[float]) -> None:
+    def start(self, rows: VariantRows, setting: Setting, grid: Sequence[float]) -> None:
         """One weight of text vectors and scheme with every C, on the few rows of one variant."""
         span = self._span(rows, setting.vector_weight)
-        fitter = self._fitter(span.coordinates.rows, rows, setting)
-        for c in grid:
-            self._try(rows, replace(setting, c=c), fitter(c), span.dev, span.coordinates)
+        self._start(rows, span.coordinates, (span.coordinates.rows, span.dev), setting, grid, growing=False)
 
-    def try_growing(self, rows: VariantRows, setting: Setting, grid: Sequence[float]) -> None:
+    def start_growing(self, rows: VariantRows, setting: Setting, grid: Sequence[float]) -> None:
         """One scheme on all rows of a variant, with growing C as long as the dev score grows and is not far below the best."""
-        coordinates = None
-        if in_coordinates(setting, len(rows.kept), self._outputs):
-            span = self._span(rows, setting.vector_weight)
-            coordinates, train, dev = span.coordinates, span.coordinates.rows, span.dev
-        else:
-            train, dev = rows.matrices(setting.vector_weight)
-        fitter = self._fitter(train, rows, setting)
-        last = -math.inf
-        for c in grid:
-            score = self._try(rows, replace(setting, c=c), fitter(c), dev, coordinates)
-            if score <= last or score < self.dev.best.score - _FAR_BELOW:
-                break
-            last = score
+        if not in_coordinates(setting, len(rows.kept), self._outputs):
+            self._start(rows, None, rows.matrices(setting.vector_weight), setting, grid, growing=True)
+            return
+        if len(rows.kept) ** 2 > MAX_KEPT_PRODUCTS:
+            self.collect()  # frees the last coordinates
+        span = self._span(rows, setting.vector_weight)
+        self._start(rows, span.coordinates, (span.coordinates.rows, span.dev), setting, grid, growing=True)
+
+    def _start(
+        self,
+        rows: VariantRows,
+        coordinates: Coordinates | None,
+        matrices: tuple[Any, Any],
+        setting: Setting,
+        grid: Sequence[float],
+        *,
+        growing: bool,
+    ) -> None:
+        fits = self._workers.start(lambda: self._fit(rows, matrices, setting, grid, growing=growing))
+        self._started.append(_Started(rows, coordinates, growing, fits))
+
+    def collect(self) -> None:
+        """Wait for all models that were started, and compare them."""
+        while self._started:
+            started = self._started.pop(0)
+            last = -math.inf
+            for fitted in started.wait():
+                score = self._add(started, fitted)
+                if started.growing and self._stops(score, last):
+                    break  # another thread fitted more before it could know
+                last = score
 
     def _span(self, rows: VariantRows, vector_weight: float) -> Span:
         """The training rows in coordinates. What the last call computed is shared with this one where the rows are the same."""
@@ -369,19 +440,41 @@ class _Search:
             self._spans = Spans(rows)
         return self._spans.of(vector_weight)
 
+    def _fit(
+        self, rows: VariantRows, matrices: tuple[Any, Any], setting: Setting, grid: Sequence[float], *, growing: bool
+    ) -> list[_Fitted]:
+        """In another thread: reads what `collect` found so far, which is less than it will compare with."""
+        train, dev = matrices
+        fitter, models, last = self._fitter(train, rows, setting), list[_Fitted](), -math.inf
+        for c in grid:
+            coefficients = fitter(c)
+            scores = coefficients.scores(dev)
+            if self._dev_numbers is not None:  # a strong regularization suits correlations, and draws all numbers to their mean
+                line = calibrate_numbers(scores, self._dev_numbers)
+                scale = np.float32(line.scale)
+                coefficients = Coefficients(coefficients.weights * scale, coefficients.bias * scale + line.shift)
+                scores = scores * scale + line.shift
+            scored = self.dev.scored(self._solver.logits(setting.scheme, scores))
+            models.append(_Fitted(replace(setting, c=c), coefficients, scored))
+            if growing and self._stops(score := float(scored.scores.max()), last):
+                break
+            last = score if growing else last
+        return models
+
+    def _stops(self, score: float, last: float) -> bool:
+        """True if a larger C is not worth a try after this score and the one before."""
+        best = self.dev.best.score if self.dev.tried else -math.inf
+        return score <= last or score < max(best, score) - _FAR_BELOW
+
     def _fitter(self, train: Any, rows: VariantRows, setting: Setting) -> Fitter:
         return self._solver.fitter(train, self._targets[rows.kept], setting, outputs=self._outputs, seed=self._seed)
 
-    def _try(self, rows: VariantRows, setting: Setting, fitted: Coefficients, dev: Any, coordinates: Coordinates | None) -> float:
-        scores = fitted.scores(dev)
-        if self._dev_numbers is not None:  # a strong regularization suits correlations, and draws all numbers to their mean
-            line = calibrate_numbers(scores, self._dev_numbers)
-            fitted = Coefficients(fitted.weights * np.float32(line.scale), fitted.bias * np.float32(line.scale) + line.shift)
-            scores = scores * np.float32(line.scale) + line.shift
-        candidate = self.dev.add(rows.tfidf.variant, setting, self._solver.logits(setting.scheme, scores))
+    def _add(self, started: _Started, fitted: _Fitted) -> float:
+        rows, coordinates, setting = started.rows, started.coordinates, fitted.setting
+        candidate = self.dev.add(rows.tfidf.variant, setting, fitted.dev)
         if candidate is self.dev.best:
             parts = rows.train_parts(setting.vector_weight)
-            self.best = rows, fitted if coordinates is None else coordinates.restore(fitted, *parts)
+            self.best = rows, fitted.coefficients if coordinates is None else coordinates.restore(fitted.coefficients, *parts)
         return candidate.score
 
 

@@ -11,6 +11,7 @@ where labels have uneven sizes (SciERC, 100 training texts: macro-F1 28 and 19),
 from __future__ import annotations
 
 import functools
+import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable
@@ -30,6 +31,8 @@ UNEVEN: Final = 2.0
 """Balanced class weights are tried if the largest label has more than this many times the texts of the smallest."""
 _ABSENT: Final = -30.0  # bias of a label without a training row: probability 1e-13
 _LIBLINEAR: Final[dict[str, Any]] = {"solver": "liblinear", "dual": True, "tol": 0.1}
+_LIBLINEAR_LOCK: Final = threading.Lock()
+"""liblinear has one state of random numbers for all threads, and `catch_warnings` one list of filters."""
 _PASSES: Final = (10, 60)  # of coordinate descent over a matrix: at least, at most
 _MAX_VISITS: Final = 150_000_000  # entries that the passes over one matrix visit; large matrices need fewer passes for the same dev score
 _LBFGS: Final[dict[str, Any]] = {"gtol": 1e-4, "maxiter": 40}  # more iterations do not change dev scores beyond noise
@@ -409,7 +412,7 @@ def _liblinear(rows: Any, positive: BoolArray, c: float, class_weights: ClassWei
     balanced = {0: total / (2 * (total - count)), 1: total / (2 * count)} if class_weights == "balanced" else None
     passes = min(_PASSES[1], max(_PASSES[0], _MAX_VISITS // max(rows.nnz, 1)))
     model = LogisticRegression(C=c, class_weight=balanced, random_state=seed, max_iter=passes, **_LIBLINEAR)
-    with warnings.catch_warnings():
+    with _LIBLINEAR_LOCK, warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # stopping a little early at large C is as good on dev
         return model.fit(rows, positive.astype(np.int64), sample_weight=weights)
 

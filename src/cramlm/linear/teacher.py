@@ -11,6 +11,7 @@ training texts. The other kinds of tasks are not aligned: independent probabilit
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, assert_never
@@ -22,9 +23,10 @@ from cramlm.evaluation.calibration import calibrate, calibrate_labels, calibrate
 from cramlm.evaluation.combination import Combination, combine_on_dev
 from cramlm.evaluation.kinds import KINDS
 from cramlm.linear.files import Setting
-from cramlm.linear.fit import FEW_TEXTS, in_coordinates
+from cramlm.linear.fit import FEW_TEXTS, MIN_THREADED_PRODUCTS, in_coordinates
 from cramlm.linear.model import LinearModel
 from cramlm.linear.solvers import SOLVERS, Coordinates, inner_products, on_one_blas_thread
+from cramlm.linear.workers import Workers
 from cramlm.records import BoolArray, FloatArray, IntArray, Scale, Task, TaskKind
 
 FOLDS: Final = 5
@@ -65,14 +67,16 @@ class Teacher:
 
 
 @on_one_blas_thread
-def out_of_fold_labels(model: LinearModel, task: Task, *, seed: int) -> FloatArray:
+def out_of_fold_labels(model: LinearModel, task: Task, *, seed: int, threads: int = 1) -> FloatArray:
     """Calibrated targets of the training texts, float32 (training texts, labels), each predicted by `model` fitted without its fold.
+
+    threads: folds that are fitted at a time.
 
     They are probabilities, or standardized numbers. NaN where nothing can be predicted: the row of a text if no text outside its fold has
     its label; where texts may have several labels, a label of a text if all texts outside its fold have it, or none.
     """
     targets = SOLVERS[model.kind].targets(task)
-    held_out = _out_of_fold(model, task, seed=seed)
+    held_out = _out_of_fold(model, task, seed=seed, threads=threads)
     predicted = np.isfinite(held_out)
     if predicted.any():
         held_out[predicted] = _calibrated(held_out, predicted, targets, model.kind)
@@ -97,7 +101,7 @@ def _calibrated(held_out: FloatArray, predicted: BoolArray, targets: Any, kind: 
             assert_never(kind)
 
 
-def _out_of_fold(model: LinearModel, task: Task, *, seed: int) -> FloatArray:
+def _out_of_fold(model: LinearModel, task: Task, *, seed: int, threads: int) -> FloatArray:
     """(training texts, labels): outputs for each text of a model of the same setting, fitted on the other folds and the label texts."""
     setting = model.setting
     assert isinstance(setting, Setting), "a regression is fitted again without each fold"
@@ -111,17 +115,22 @@ def _out_of_fold(model: LinearModel, task: Task, *, seed: int) -> FloatArray:
     fold = np.full(len(texts), -1)
     fold[:count] = folds(texts[:count], solver.strata(targets[:count]), seed)
     held_out = np.full((len(texts), len(task.labels)), np.nan, dtype=np.float32)
-    for number in range(FOLDS):
+
+    def predict_fold(number: int) -> None:
         inside = fold == number
         predictable = solver.predictable(targets[~inside], targets[inside], outputs=len(task.labels))
         if not predictable.any():
-            continue
+            return
         fitter = solver.fitter(rows[~inside], targets[~inside], setting, outputs=len(task.labels), seed=seed)
         logits = solver.logits(setting.scheme, fitter(setting.c).scores(rows[inside])) + model.adjustment
         if setting.class_weights == "uniform":
             odds = [solver.prior_odds(each, outputs=len(task.labels)) for each in (targets, targets[~inside])]
             logits = logits + _prior_correction(*odds)
         held_out[inside] = np.where(predictable, outputs(logits), np.nan)
+
+    with Workers(threads if len(texts) ** 2 * len(task.labels) >= MIN_THREADED_PRODUCTS else 1) as workers:
+        for wait in [workers.start(functools.partial(predict_fold, number)) for number in range(FOLDS)]:
+            wait()
     return held_out[:count]
 
 

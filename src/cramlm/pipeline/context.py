@@ -190,6 +190,11 @@ class RunContext:
     ranks: Ranks = ALONE
     pretrained: Pretrained | None = None
 
+    @property
+    def threads(self) -> int:
+        """Threads of work on the CPU."""
+        return self.config.threads or available_cores()
+
     def build(self, stage: Stage) -> Artifact:
         """Return the published folder of a stage: the present one if its key is equal, else a new one (storage/artifacts.py)."""
         folder, kind = self.folder / stage.name, stage.kind or stage.name

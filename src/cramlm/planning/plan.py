@@ -86,7 +86,7 @@ def plan(run: RunContext) -> RunPlan:
     Raises:
         UsageError: if the budget is too small to train at all. EnvironmentFault: if memory or disk does not suffice.
     """
-    cores = run.config.threads or available_cores()
+    cores = run.threads
     device = resolve_device(run.config.device)
     precision = resolve_precision(run.config.precision, device)
     texts = estimate_texts(run.task, run.config, _corpus_bytes(run.config))

@@ -93,7 +93,9 @@ def fit_baseline(run: RunContext) -> Artifact:
     """Fit a linear model on TF-IDF."""
 
     def write(target: Path) -> None:
-        _save(fit_linear(_words_of(run), search_space(run.config), stage="baseline", emit=run.emit), target, run.config)
+        _save(
+            fit_linear(_words_of(run), search_space(run.config), stage="baseline", threads=run.threads, emit=run.emit), target, run.config
+        )
 
     stage = Stage("baseline", _VERSION, _search_settings(run.config), {"task": _task(run.task)}, write, unused=_unused(run.task))
     return run.build(stage)
@@ -138,7 +140,7 @@ def fit_static(run: RunContext, words: Artifact, baseline: Artifact | None, baye
             searched = replace(searched, variants=(LinearModel.load(baseline.path).tfidf.variant,))
         task, vectors = _words_of(run), CorpusVectors.load(words.path)
         _warn_of_diacritics(run, vectors.trained)
-        fit = fit_linear(task, searched, stage="static", vectors=vectors, emit=run.emit)
+        fit = fit_linear(task, searched, stage="static", vectors=vectors, threads=run.threads, emit=run.emit)
         if reads_more:
             loaded = {name: LinearModel.load(model.path) for name, model in others.items()}
             fit = self_trained(fit, loaded, task, searched, stage="static", emit=run.emit)
