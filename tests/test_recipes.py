@@ -92,13 +92,33 @@ def test_every_recipe_runs_to_a_model_that_transformers_loads(name: str, place: 
 
 
 @pytest.mark.parametrize(
-    ("budget", "layers", "tokens"), [("5m", 2, 4096), ("6e13flops", 2, 4096), ("1h", 4, 4096), ("1e15flops", 6, 16384), ("2h", 6, 16384)]
+    ("budget", "device", "layers", "tokens"),
+    [
+        ("5m", "cpu", 2, 4096),
+        ("6e13flops", "cuda", 2, 4096),
+        ("1h", "cpu", 4, 4096),
+        ("20s", "cuda:0", 4, 4096),
+        ("1e15flops", "cpu", 6, 16384),
+        ("2h", "cpu", 6, 16384),
+        ("1m", "cuda", 6, 16384),
+    ],
 )
-def test_a_larger_budget_has_a_larger_encoder_and_above_an_hour_larger_batches_of_text(budget: str, layers: int, tokens: int) -> None:
-    config = recipes.tlm(train="", corpus="corpus.jsonl", budget=budget)
+def test_more_operations_or_a_gpu_have_a_larger_encoder_and_larger_batches_of_text(
+    budget: str, device: str, layers: int, tokens: int
+) -> None:
+    config = recipes.tlm(train="", corpus="corpus.jsonl", budget=budget, device=device)
     joint, finetune = config.phases
-    assert (config.encoder.layers, joint.batch_size, joint.batch_unit) == (layers, tokens, "tokens")
+    assert (config.device, config.encoder.layers, joint.batch_size, joint.batch_unit) == (device, layers, tokens, "tokens")
     assert (finetune.batch_size, finetune.batch_unit) == (32, "sequences")
+
+
+@pytest.mark.parametrize(("device", "overrides"), [("cuda", []), (None, ["device=cuda"])])
+def test_the_device_decides_on_the_size_as_an_option_and_as_a_setting(
+    device: str | None, overrides: list[str], place: dict[str, str]
+) -> None:
+    task, corpus = {"train": place["train"]}, [place["corpus"]]
+    config = resolve_run("tlm", None, overrides, task=task, corpus=corpus, budget="2m", seed=3, device=device)
+    assert (config.device, config.encoder.layers) == ("cuda", 6)
 
 
 @pytest.mark.parametrize("name", some_slow(["tlm-small", "tlm-medium", "tlm-large"], quick={"tlm-small"}))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
@@ -62,7 +63,8 @@ def resolve_run(
     else:
         if "train" not in task_settings:
             raise UsageError("no training data; pass --train FILE (or --config run.toml)")
-        options = {key: value for key, value in (("budget", budget), ("seed", seed), ("init", init)) if value is not None}
+        given = {"budget": budget, "seed": seed, "init": init, "device": device}
+        options = {key: value for key, value in given.items() if value is not None}
         data = recipe_data(recipe or "tlm", {"corpus": corpus, **task_settings, **options}, overrides or [])
     if data.get("corpus") and "on_bad_row" in task_settings:
         data["corpus"]["on_bad_row"] = task_settings["on_bad_row"]
@@ -76,7 +78,8 @@ def resolve_run(
 def recipe_data(name: str, arguments: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """Return the config that a recipe builds from `arguments`, as plain data.
 
-    Of `overrides` only those of the section `task` are applied: a recipe counts the rows of the training file, and they say how to read it.
+    Of `overrides` only those of the section `task` and the device are applied: a recipe counts the rows of the training file, and they
+    say how to read it; and its size depends on the device.
 
     Raises:
         UsageError: if there is no such recipe, or it refuses an argument. DataError: if the training file has a bad row.
@@ -85,8 +88,9 @@ def recipe_data(name: str, arguments: Mapping[str, Any], overrides: Sequence[str
     from cramlm.config.run import apply_overrides
 
     build, suffix_arguments = recipes.find(name)
-    of_task = [override for override in overrides if override.lstrip().startswith("task.")]
-    every = {**arguments, **apply_overrides({"task": {}}, of_task)["task"], **suffix_arguments}
+    read = [override for override in overrides if re.match(r"\s*(task\.|device\s*=)", override)]
+    settings = apply_overrides({"task": {}}, read)
+    every = {**arguments, **settings.pop("task"), **settings, **suffix_arguments}
     data: dict[str, Any] = checked(lambda: build(**every)).model_dump(mode="json")
     return data
 

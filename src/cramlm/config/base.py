@@ -12,7 +12,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 from cramlm.errors import UsageError
 
 NOMINAL_FLOPS = 2e11
-"""Assumed operations per second (two cores in bf16), to convert a budget in FLOPs to a time before anything is measured."""
+"""Assumed operations per second of two cores in bf16, to choose a model size for a budget in time before anything is measured."""
+NOMINAL_GPU_FLOPS = 3e13
+"""The same of a GPU; one H200 did 2e13 to 7e13 in whole phases of small encoders, beside other runs (docs/benchmarks/scaling.md)."""
 
 MAX_FLOPS = 1e26
 MAX_SECONDS = 1_000 * 365 * 86_400.0
@@ -64,10 +66,9 @@ class Budget:
     seconds: float | None = None
     flops: float | None = None
 
-    @property
-    def nominal_seconds(self) -> float:
-        """The time, or an estimate of the time for the operations (`NOMINAL_FLOPS`), used to choose a model size."""
-        return self.seconds if self.seconds is not None else (self.flops or 0.0) / NOMINAL_FLOPS
+    def nominal_flops(self, *, on_gpu: bool) -> float:
+        """The operations, or an estimate of those that fit into the time, used to choose a model size."""
+        return self.flops or (self.seconds or 0.0) * (NOMINAL_GPU_FLOPS if on_gpu else NOMINAL_FLOPS)
 
 
 def parse_budget(text: str) -> Budget:

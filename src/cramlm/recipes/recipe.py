@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Final, Literal, TypeAlias, assert_never
 
 from pydantic import ValidationError
 
+from cramlm.config.base import NOMINAL_FLOPS
 from cramlm.config.phase import linear_teachers
 from cramlm.config.run import (
     CorpusConfig,
@@ -33,6 +34,7 @@ from cramlm.config.run import (
 from cramlm.config.terms import Classify, Distil, ImportantTokens, Mlm, Term
 from cramlm.data.task import LabelledSize, count_training
 from cramlm.errors import UsageError
+from cramlm.io.machine import is_on_gpu
 from cramlm.model.huggingface.pretrained import open_pretrained, with_encoder_of
 from cramlm.planning.budget import TYPICAL
 from cramlm.records import LinearName, TaskKind
@@ -64,7 +66,8 @@ TAPT_PASSES = 100.0  # over the task's own text (Gururangan et al. 2020)
 TUNING_PASSES = 10.0  # over the labels, from a checkpoint; as there for tasks of fewer than 5,000 labels (3 for larger ones)
 MLM_ON_TASK: Final = Mlm(on="task", weight=0.25)
 FEW_TEXTS_PER_LABEL, FEW_SMOOTHING = 30, 0.2  # docs/log.md
-LONG: Final = 3600.0  # seconds, or 7.2e14 operations
+SHORT: Final = 300 * NOMINAL_FLOPS
+LONG: Final = 3600 * NOMINAL_FLOPS
 LONG_BATCH: Final = 16_384
 
 
@@ -187,21 +190,21 @@ def from_checkpoint(phase: PhaseConfig, encoder: EncoderConfig) -> PhaseConfig:
     return phase.model_copy(update={**common, **tuned, "batch_size": 16})
 
 
-def encoder_for(seconds: float) -> EncoderConfig:
-    """tiny up to 5 minutes, mini up to an hour, small beyond.
+def encoder_for(flops: float) -> EncoderConfig:
+    """The encoder for a budget: tiny up to five minutes of two cores, mini up to an hour, small beyond.
 
     At 1e13 operations (a minute of two cores, as budgets count) tiny is 4 to 23 points of dev macro-F1 above mini; at 6e13, five minutes
     of two cores and ten of one, they are even (docs/log.md).
     """
-    return TINY if seconds <= 300 else MINI if seconds <= LONG else SMALL
+    return TINY if flops <= SHORT else MINI if flops <= LONG else SMALL
 
 
-def for_budget(phase: PhaseConfig, seconds: float) -> PhaseConfig:
-    """The phase from scratch with batches that suit its budget: above an hour, text in batches of `LONG_BATCH` tokens.
+def for_budget(phase: PhaseConfig, flops: float) -> PhaseConfig:
+    """The phase from scratch with batches that suit its budget: above `LONG`, text in batches of `LONG_BATCH` tokens.
 
     Thousands of steps on 4,096 tokens at the rates of short phases end half a nat above a quarter of the steps on 16,384 (docs/log.md).
     """
-    if seconds <= LONG or not phase.text_terms or phase.batch_unit != "tokens":
+    if flops <= LONG or not phase.text_terms or phase.batch_unit != "tokens":
         return phase
     return phase.model_copy(update={"batch_size": LONG_BATCH})
 
@@ -238,11 +241,18 @@ class RunInputs:
     budget: str | None
     seed: int
     top_k: int | None
+    device: str
+
+    @property
+    def nominal_flops(self) -> float:
+        """Operations of the budget, or about those that the device does in its time; without a budget those of the default one."""
+        budget = parse_budget(self.budget or DEFAULT_BUDGET)
+        return budget.nominal_flops(on_gpu=budget.flops is None and is_on_gpu(self.device))
 
     @property
     def settings(self) -> dict[str, Any]:
         """The settings that every recipe takes over as they are."""
-        return {"seed": self.seed, "budget": self.budget, "task": self.task, "corpus": self.corpus}
+        return {"seed": self.seed, "budget": self.budget, "task": self.task, "corpus": self.corpus, "device": self.device}
 
 
 @dataclass(frozen=True)
@@ -266,14 +276,16 @@ class Recipe(ABC):
         budget: str | None = OF_THE_RECIPE,
         seed: int = 13,
         top_k: int | None = None,
+        device: str = "auto",
         **options: Any,
     ) -> RunConfig:
         """Return the run of this method on the labelled texts in `train`.
 
         train: a file, whose texts and labels are counted; "" stands for a typical file. corpus: raw text; ignored, like the option
         unlabelled, by a recipe that reads none. init: a folder of pretrained weights. budget: a time or a number of operations, like 20m or
-        2e13flops; None = no limit. top_k: passages that each training text retrieves. options: the other fields of `TaskConfig` (dev,
-        test, text_column, ...); the recipes of the paper also take like, one of its tasks, and shrink, the scale of a twin.
+        2e13flops; None = no limit. top_k: passages that each training text retrieves. device: of training, as in `RunConfig`; with a
+        budget in time the size depends on it. options: the other fields of `TaskConfig` (dev, test, text_column, ...); the recipes of the
+        paper also take like, one of its tasks, and shrink, the scale of a twin.
 
         Raises:
             UsageError: if the corpus, the pretrained weights or the training file is missing, or an argument has no meaning here, or a
@@ -298,6 +310,7 @@ class Recipe(ABC):
                 budget=self.default_budget if budget == OF_THE_RECIPE else budget,
                 seed=seed,
                 top_k=top_k,
+                device=device,
             )
             return self.build(inputs, **own)
         except ValidationError as error:
@@ -359,9 +372,9 @@ class EncoderRecipe(Recipe):
 
     def build(self, inputs: RunInputs, **own: Any) -> RunConfig:
         size = labelled_size(inputs.task, seed=inputs.seed)
-        seconds = parse_budget(inputs.budget or DEFAULT_BUDGET).nominal_seconds
+        flops = inputs.nominal_flops
         phases = tuple(for_task(phase, inputs.task.kind, size) for phase in self._phases(inputs.init))
-        phases = phases if inputs.init is not None else tuple(for_budget(phase, seconds) for phase in phases)
+        phases = phases if inputs.init is not None else tuple(for_budget(phase, flops) for phase in phases)
         teaches_passages = any(term.on == "external" for phase in phases for term in linear_teachers(phase))
         suited = self.head == "classifier" and inputs.task.kind == "classification"
         marked, paired = suited and size.marked, suited and size.paired
@@ -370,7 +383,7 @@ class EncoderRecipe(Recipe):
             name=self.name,
             **inputs.settings,
             retriever=with_top_k(self.retriever if inputs.corpus else None, inputs.top_k, recipe=self.name),
-            encoder=encoder_for(seconds).model_copy(update={"embedding_init": self.embedding_init, "layer_init": layer_init}),
+            encoder=encoder_for(flops).model_copy(update={"embedding_init": self.embedding_init, "layer_init": layer_init}),
             head=HeadConfig(kind=self.head, token_classifier=any(term.needs_token_head for phase in self.phases for term in phase.terms)),
             phases=phases,
             teacher=TeacherConfig(
