@@ -174,6 +174,12 @@ def test_words_are_chosen_by_log_odds_over_their_standard_error_each_for_one_lab
         choose_words(same, many, labels, tokenizer, count=1)
 
 
+def test_words_with_vowels_written_as_marks_are_chosen(tokenizer: Tokenizer) -> None:
+    texts = ["वाक्य the water"] * 6 + ["अंग्रेज़ी the water"] * 6
+    tokens = tokenizer.sequences(texts, max_length=32, cut="truncate")
+    assert choose_words(tokens, np.repeat([0, 1], 6), ("one", "two"), tokenizer, count=1) == [("वाक्य",), ("अंग्रेज़ी",)]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

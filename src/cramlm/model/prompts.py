@@ -7,8 +7,8 @@ The parts of a pattern are encoded separately, so that truncation only cuts the 
 consecutive sequences.
 
 `choose_words` chooses the words of labels that have none in the config from the training texts (like AutoPrompt's label tokens, Shin et al.
-2020). Candidates are the tokens of the vocabulary that are whole words of letters. For a word and a label with n texts, k of which contain
-the word, and N other texts, K of which do:
+2020). Candidates are the tokens of the vocabulary that are whole words of letters and their marks. For a word and a label with n texts, k
+of which contain the word, and N other texts, K of which do:
 
     z  =  ( ln((k + 1/2) / (n - k + 1/2)) - ln((K + 1/2) / (N - K + 1/2)) )
           / sqrt( 1/(k + 1/2) + 1/(n - k + 1/2) + 1/(K + 1/2) + 1/(N - K + 1/2) )
@@ -36,6 +36,7 @@ from cramlm.model.huggingface.config import read_json
 from cramlm.model.tokenizer import IdArray, Tokenizer, Tokens, longest_first, split_evenly
 from cramlm.records import FloatArray, IntArray
 from cramlm.storage.arrays import offsets_of
+from cramlm.text.characters import is_mark
 
 PROMPT_FILE: Final = "prompt.json"
 VECTORS_FILE: Final = "prompt.safetensors"
@@ -95,7 +96,7 @@ def word_id(tokenizer: Tokenizer, word: str) -> int | None:
 def _not_one_token(tokenizer: Tokenizer, word: str) -> str:
     pieces = [tokenizer.token(number) for number in tokenizer.encode([f" {word}"])[0]]
     decoded = (tokenizer.decode([number]).strip() for number in range(tokenizer.vocab_size))
-    candidates = sorted({token for token in decoded if token.isalpha()})
+    candidates = sorted({token for token in decoded if _is_word(token)})
     similar = difflib.get_close_matches(word.lower(), candidates, n=_MOST_SIMILAR, cutoff=0.5)
     advice = f"similar single tokens: {', '.join(similar)}" if similar else "use another word"
     return f"{word!r} is {len(pieces)} tokens of the vocabulary ({' '.join(pieces)}); {advice}"
@@ -334,7 +335,12 @@ def _candidates(tokenizer: Tokenizer) -> tuple[IntArray, list[str]]:
     alone = tokenizer.encode([f" {word}" for word in shown])
     for number, word in enumerate(shown):
         whole = alone[number]
-        if word.isalpha() and len(whole) == 1 and whole[0] == number and word_id(tokenizer, word) == number:
+        if _is_word(word) and len(whole) == 1 and whole[0] == number and word_id(tokenizer, word) == number:
             ids.append(number)
             words.append(word)
     return np.array(ids, np.int64), words
+
+
+def _is_word(text: str) -> bool:
+    """True for letters with their marks: many scripts, like Devanagari and Thai, write vowels as marks."""
+    return text[:1].isalpha() and all(character.isalpha() or is_mark(character) for character in text)

@@ -259,7 +259,7 @@ def prompt(run: RunContext, tokenizer: Tokenizer) -> Prompt | None:
 
     inputs = {"tokenizer": tokenizer.fingerprint, "train": task_fingerprint(run.task)["train"]}
     config = {"config": settings.model_dump(mode="json", exclude={"vectors"}), "vectors": run.config.head.vectors}
-    artifact = run.build(Stage("prompt", 1, config, inputs, write))
+    artifact = run.build(Stage("prompt", 2, config, inputs, write))
     return read_prompt(artifact.path, tokenizer)[0]
 
 
