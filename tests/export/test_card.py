@@ -137,6 +137,14 @@ def test_what_uses_markers_is_a_part_of_the_method() -> None:
     assert "layers that start by copying neighbours, heads that start at markers and logit adjustment" in card
 
 
+def test_a_model_of_a_checkpoint_did_not_start_from_random_weights() -> None:
+    checkpoint = {"name": "bert", "fingerprint": "f0", "sha256": {"model.safetensors": "ab" * 32}}
+    card = model_card({**facts_of(recipes.tlm_plain(train="", corpus="corpus.jsonl")), "init": checkpoint})
+    assert "started from the weights of bert" in card
+    assert "Training used no teacher, no label smoothing and no logit adjustment." in card
+    assert "random weights" not in card
+
+
 def test_unknown_terms_are_omitted_and_a_number_has_no_logit_adjustment() -> None:
     given = facts_of(recipes.tlm(train="", corpus="corpus.jsonl"))
     given["config"]["phases"][0]["terms"] = None
