@@ -94,6 +94,29 @@ def test_tensorboard_gets_the_events_of_a_run_and_no_scores_of_other_settings(ru
     assert not [name for name in tensorboard_scalars(run) if name.startswith("final/")]
 
 
+def test_steps_of_other_settings_and_of_a_longer_training_before_are_not_sent(run: Path, config: RunConfig) -> None:
+    pytest.importorskip("tensorboard")
+    log = run / "events.jsonl"
+
+    def losses(losses: dict[int, float]) -> None:
+        events = [
+            {"time": 3.0, "kind": "step", "stage": "phase-1-joint", "message": "", "data": {"step": n, "loss": losses[n]}} for n in losses
+        ]
+        write_jsonl(log, [*map(json.loads, log.read_text("utf-8").splitlines()), *events])
+
+    def tracked() -> list[tuple[int, float]]:
+        shutil.rmtree(run / "tensorboard", ignore_errors=True)
+        replay("tensorboard", run, silent)
+        return tensorboard_scalars(run)["phase-1-joint/loss"]
+
+    losses({5: 1.5})  # trained again on other texts, so far for 5 steps
+    assert tracked() == [(5, 1.5)]
+    assert "phase-1-joint/dev_macro_f1" not in tensorboard_scalars(run)
+    Recorder.begin(run, config.model_copy(update={"seed": 99}))
+    losses({3: 0.5})
+    assert tracked() == [(3, 0.5)]
+
+
 def test_a_running_fit_is_tracked(run: Path, config: RunConfig) -> None:
     pytest.importorskip("tensorboard")
     events: list[Event] = []

@@ -19,7 +19,7 @@ from typing import Any, Final
 from cramlm.config.run import RunConfig, load_config, read_toml
 from cramlm.errors import EnvironmentFault, UsageError
 from cramlm.evaluation.kinds import METRIC_NAMES
-from cramlm.pipeline.run_folder import CONFIG, EVENTS, is_up_to_date, read_events
+from cramlm.pipeline.run_folder import CONFIG, EVENTS, is_up_to_date, read_events, read_record
 from cramlm.records import Emit, Event
 
 PROJECT: Final = "cramlm"
@@ -63,22 +63,33 @@ def follow(name: str | None, run: Path, config: RunConfig, emit: Emit) -> Iterat
 
 
 def replay(name: str, run: Path, emit: Emit) -> int:
-    """Send the events.jsonl of a run; return the number of points. Of a step that was repeated after an interruption the last one counts.
+    """Send the events.jsonl of a run; return the number of points.
+
+    Steps of other settings are left out. If a phase went back to an earlier step, because it continued from a checkpoint or was trained
+    again, its later points of before are left out, too.
 
     Raises:
-        UsageError: if there is no such tracker or no run. EnvironmentFault: if the package is missing, or the tracker fails.
+        UsageError: if there is no such tracker or no run. EnvironmentFault: if the package is missing, or the tracker fails. ArtifactError:
+        if the record of the run is damaged.
     """
     if not (run / EVENTS).is_file():
         raise UsageError(f"{run}: holds no {EVENTS}; pass the folder of a run")
     config = load_config(read_toml(run / CONFIG), origin=str(run / CONFIG))
-    points: dict[tuple[str, str, int], dict[str, float]] = {}
-    for _, event in read_events(run):
-        if event["kind"] in ("step", "evaluation") and "step" in event["data"]:
-            parsed = Event(event["kind"], event["stage"], data=event["data"])
-            points[event["kind"], event["stage"], event["data"]["step"]] = scalars(parsed)
+    record = read_record(run)
+    kept: dict[str, list[tuple[int, bool, int, dict[str, float]]]] = {}  # by phase: step, is an evaluation, place in the log, values
+    for number, event in read_events(run):
+        stage, kind = event["stage"], event["kind"]
+        if kind not in ("step", "evaluation") or "step" not in event["data"]:
+            continue
+        if record is None or number >= record.first_event or stage in record.stages:
+            order, earlier = (event["data"]["step"], kind == "evaluation"), kept.setdefault(stage, [])  # an evaluation follows its step
+            while earlier and earlier[-1][:2] >= order:
+                earlier.pop()
+            earlier.append((*order, number, scalars(Event(kind, stage, data=event["data"]))))
+    points = sorted((point for of_phase in kept.values() for point in of_phase), key=lambda point: point[2])
     tracker = open_tracker(name, run, config)
     try:
-        for (_, _, step), values in points.items():
+        for step, _, _, values in points:
             tracker.log(values, step)
         tracker.log(final_scores(run), 0)
     except Exception as error:
