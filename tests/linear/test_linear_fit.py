@@ -115,7 +115,7 @@ def without_seconds(fitted: LinearFit) -> dict[str, Any]:
 def test_the_best_of_everything_tried_is_kept_and_scores_on_dev_what_is_reported(task: Task) -> None:
     events: list[Event] = []
     fitted = fit(task, emit=events.append)
-    assert [event.kind for event in events] == ["start", "progress", "progress", "progress", "progress", "done"]
+    assert [event.kind for event, _ in itertools.groupby(events)] == ["start", "progress", "progress", "progress", "progress", "done"]
     assert f"best on dev: {fitted.model.tfidf.variant}, {fitted.model.setting}" in events[-1].message
     assert len(json.loads(json.dumps(fitted.as_dict(), allow_nan=False))["tried"]) == len(fitted.tried)
     assert fitted.score == max(tried.score for tried in fitted.tried)
@@ -184,6 +184,18 @@ def test_threads_change_neither_the_model_nor_what_was_tried(task: Task, few: in
     assert np.array_equal(one.model.coefficients.weights, several.model.coefficients.weights)
     held_out = [out_of_fold_labels(one.model, task, seed=0, threads=threads) for threads in (1, 3)]
     assert np.array_equal(*held_out, equal_nan=True)
+
+
+@pytest.mark.parametrize("few", [1500, 30], ids=["all texts", "finalists"])
+def test_progress_is_repeated_between_two_values_of_c_so_that_a_run_can_stop_there(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fit_module, "FEW_TEXTS", few)
+    task, events = topic_task(sea=60, hill=20, war=20), list[Event]()
+    fitted = fit(task, c=(0.1, 1.0, 10.0), emit=events.append)
+    repeated = [len(list(equal)) for event, equal in itertools.groupby(events) if event.kind == "progress"]
+    assert sum(repeated) - len(repeated) >= len(fitted.tried)
+    events.clear()
+    out_of_fold_labels(fitted.model, task, seed=0, emit=events.append)
+    assert [event.done for event in events] == [0, 1, 2, 3, 4]
 
 
 def test_with_many_labels_two_values_of_c_decide_which_combinations_try_all(monkeypatch: pytest.MonkeyPatch) -> None:

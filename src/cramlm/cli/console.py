@@ -154,7 +154,7 @@ def _columns() -> Progress:
 def _progress_text(event: Event, elapsed: float) -> str:
     share = f" of {event.total:,.0f} ({event.done / event.total:.0%})" if event.total else ""
     rate = event.done / elapsed if elapsed > 0 else 0.0
-    left = f", {(event.total - event.done) / rate:.0f} s left" if event.total and rate > 0 else ""
+    left = f", {(event.total - event.done) / rate:.0f} s left" if event.total and rate > 0 and event.done < event.total else ""
     return f"{event.done:,.0f}{share} {event.unit}{', ' + event.message if event.message else ''}{left}"
 
 

@@ -28,7 +28,7 @@ from cramlm.linear.files import BayesSetting, Setting
 from cramlm.linear.model import LinearModel, beside
 from cramlm.linear.solvers import SOLVERS, Coefficients, Coordinates, Fitter, inner_products, on_one_blas_thread
 from cramlm.linear.word_vectors import CorpusVectors
-from cramlm.linear.workers import Workers
+from cramlm.linear.workers import LastProgress, Workers
 from cramlm.records import PAIR_BOUNDARY, Emit, Event, Example, FloatArray, IntArray, Task, silent
 from cramlm.text.markers import Markers
 
@@ -226,8 +226,9 @@ def fit_linear(
     vectors: text vectors beside TF-IDF. stage: the name under which events are emitted. threads: models that are fitted at a time.
     """
     assert task.dev, "candidates are chosen on dev"
-    with Workers(threads if _is_worth_threads(task) else 1) as workers:
-        return _fit_linear(task, space, stage, vectors, workers, emit)
+    progress = LastProgress(emit)
+    with Workers(threads if _is_worth_threads(task) else 1, waiting=progress.repeat) as workers:
+        return _fit_linear(task, space, stage, vectors, workers, progress)
 
 
 def _fit_linear(task: Task, space: SearchSpace, stage: str, vectors: CorpusVectors | None, workers: Workers, emit: Emit) -> LinearFit:
@@ -447,6 +448,7 @@ class _Search:
         train, dev = matrices
         fitter, models, last = self._fitter(train, rows, setting), list[_Fitted](), -math.inf
         for c in grid:
+            self._workers.go_on()
             coefficients = fitter(c)
             scores = coefficients.scores(dev)
             if self._dev_numbers is not None:  # a strong regularization suits correlations, and draws all numbers to their mean

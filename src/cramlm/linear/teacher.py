@@ -26,8 +26,8 @@ from cramlm.linear.files import Setting
 from cramlm.linear.fit import FEW_TEXTS, MIN_THREADED_PRODUCTS, in_coordinates
 from cramlm.linear.model import LinearModel
 from cramlm.linear.solvers import SOLVERS, Coordinates, inner_products, on_one_blas_thread
-from cramlm.linear.workers import Workers
-from cramlm.records import BoolArray, FloatArray, IntArray, Scale, Task, TaskKind
+from cramlm.linear.workers import LastProgress, Workers
+from cramlm.records import BoolArray, Emit, Event, FloatArray, IntArray, Scale, Task, TaskKind, silent
 
 FOLDS: Final = 5
 TRAINING_TEXTS_FILE: Final = "task.npy"
@@ -67,16 +67,16 @@ class Teacher:
 
 
 @on_one_blas_thread
-def out_of_fold_labels(model: LinearModel, task: Task, *, seed: int, threads: int = 1) -> FloatArray:
+def out_of_fold_labels(model: LinearModel, task: Task, *, seed: int, threads: int = 1, emit: Emit = silent) -> FloatArray:
     """Calibrated targets of the training texts, float32 (training texts, labels), each predicted by `model` fitted without its fold.
 
-    threads: folds that are fitted at a time.
+    threads: folds that are fitted at a time. emit: gets progress events of the stage `teacher`.
 
     They are probabilities, or standardized numbers. NaN where nothing can be predicted: the row of a text if no text outside its fold has
     its label; where texts may have several labels, a label of a text if all texts outside its fold have it, or none.
     """
     targets = SOLVERS[model.kind].targets(task)
-    held_out = _out_of_fold(model, task, seed=seed, threads=threads)
+    held_out = _out_of_fold(model, task, seed=seed, threads=threads, emit=LastProgress(emit))
     predicted = np.isfinite(held_out)
     if predicted.any():
         held_out[predicted] = _calibrated(held_out, predicted, targets, model.kind)
@@ -101,7 +101,7 @@ def _calibrated(held_out: FloatArray, predicted: BoolArray, targets: Any, kind: 
             assert_never(kind)
 
 
-def _out_of_fold(model: LinearModel, task: Task, *, seed: int, threads: int) -> FloatArray:
+def _out_of_fold(model: LinearModel, task: Task, *, seed: int, threads: int, emit: LastProgress) -> FloatArray:
     """(training texts, labels): outputs for each text of a model of the same setting, fitted on the other folds and the label texts."""
     setting = model.setting
     assert isinstance(setting, Setting), "a regression is fitted again without each fold"
@@ -128,8 +128,10 @@ def _out_of_fold(model: LinearModel, task: Task, *, seed: int, threads: int) -> 
             logits = logits + _prior_correction(*odds)
         held_out[inside] = np.where(predictable, outputs(logits), np.nan)
 
-    with Workers(threads if len(texts) ** 2 * len(task.labels) >= MIN_THREADED_PRODUCTS else 1) as workers:
-        for wait in [workers.start(functools.partial(predict_fold, number)) for number in range(FOLDS)]:
+    threads = threads if len(texts) ** 2 * len(task.labels) >= MIN_THREADED_PRODUCTS else 1
+    with Workers(threads, waiting=emit.repeat) as workers:
+        for done, wait in enumerate([workers.start(functools.partial(predict_fold, number)) for number in range(FOLDS)]):
+            emit(Event("progress", "teacher", "training texts", done=done, total=FOLDS, unit="folds"))
             wait()
     return held_out[:count]
 

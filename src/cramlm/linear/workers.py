@@ -7,26 +7,76 @@ is asked for, so that nothing is computed that is not used.
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
+from threading import Event as Flag
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Final, Self, TypeVar
+
+from cramlm.records import Emit, Event
 
 _Result = TypeVar("_Result")
+_REPEAT_SECONDS: Final = 0.5
+
+
+class LastProgress:
+    """An `Emit` that can repeat its last progress event: a run that got a signal stops at one, however long the next takes to come."""
+
+    def __init__(self, emit: Emit) -> None:
+        self._emit = emit
+        self._last: Event | None = None
+
+    def __call__(self, event: Event) -> None:
+        if event.kind == "progress":
+            self._last = event
+        self._emit(event)
+
+    def repeat(self) -> None:
+        """Emit the last progress event again, if there was one."""
+        if self._last is not None:
+            self._emit(self._last)
 
 
 class Workers:
-    """At most `threads` calls at a time. At the end of the block calls that did not begin are dropped, and the others waited for."""
+    """At most `threads` calls at a time. At the end of the block calls that did not begin are dropped, and the others waited for; after an
+    error they end at their next `go_on`.
 
-    def __init__(self, threads: int) -> None:
+    waiting: called in this thread while it waits for a result, twice a second; an error that it raises ends the block.
+    """
+
+    def __init__(self, threads: int, *, waiting: Callable[[], None]) -> None:
         self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
+        self._waiting, self._ended = waiting, Flag()
+
+    @property
+    def parallel(self) -> bool:
+        """False with one thread."""
+        return self._pool is not None
 
     def start(self, call: Callable[[], _Result]) -> Callable[[], _Result]:
         """Start a call; return a function that waits for its result."""
-        return call if self._pool is None else self._pool.submit(call).result
+        if self._pool is None:
+            return call
+        future = self._pool.submit(call)
+
+        def wait() -> _Result:
+            while not wait_for([future], timeout=_REPEAT_SECONDS).done:
+                self._waiting()
+            return future.result()
+
+        return wait
+
+    def go_on(self) -> None:
+        """Called inside a call, between its parts: raises an error if it must end."""
+        if self._pool is None:
+            self._waiting()
+        elif self._ended.is_set():
+            raise CancelledError
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         if self._pool is not None:
+            self._ended.set()
             self._pool.shutdown(cancel_futures=True)

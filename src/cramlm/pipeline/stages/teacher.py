@@ -94,7 +94,7 @@ def teach_by_linear_models(run: RunContext, text: EncodedTexts, models: Mapping[
             key = {"format": _VERSION, **settings, **inputs}
             write_shared_part(target, "teacher", kind=SOFT_LABELS, key=key, write=write_passages, emit=run.emit)
         regression = LinearModel.load(models["static" if "static" in models else "tfidf"].path)
-        held_out = out_of_fold_labels(regression, run.task, seed=run.config.seed, threads=run.threads)
+        held_out = out_of_fold_labels(regression, run.task, seed=run.config.seed, threads=run.threads, emit=run.emit)
         save_array(target / TRAINING_TEXTS_FILE, held_out)
         predicted = held_out[np.isfinite(held_out).all(axis=1)]
         run.emit(Event("done", "teacher", f"soft labels of {_message(run.task.kind, 'training texts out of fold', predicted)}"))

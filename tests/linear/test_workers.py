@@ -1,0 +1,53 @@
+"""Threads that fit linear models."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from cramlm.errors import Stopped
+from cramlm.linear.workers import LastProgress, Workers
+from cramlm.records import Event
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_an_error_while_a_result_is_waited_for_ends_the_calls_at_their_next_part(threads: int) -> None:
+    begun, ended = threading.Event(), threading.Event()
+
+    def stop() -> None:
+        if begun.is_set():
+            raise Stopped("stopped", exit_code=75)
+
+    def endless() -> None:
+        try:
+            begun.set()
+            while True:
+                workers.go_on()
+        finally:
+            ended.set()
+
+    with pytest.raises(Stopped), Workers(threads, waiting=stop) as workers:
+        workers.start(endless)()
+    assert ended.is_set()
+
+
+def test_the_error_of_a_call_is_raised_where_its_result_is_asked_for() -> None:
+    def fail() -> None:
+        raise ValueError("no")
+
+    with Workers(2, waiting=lambda: None) as workers:
+        wait, other = workers.start(fail), workers.start(lambda: 1)
+        assert other() == 1
+        with pytest.raises(ValueError, match="no"):
+            wait()
+
+
+def test_the_last_progress_event_is_repeated() -> None:
+    events: list[Event] = []
+    emit = LastProgress(events.append)
+    emit.repeat()
+    for kind in ("start", "progress", "note"):
+        emit(Event(kind, "static"))
+    emit.repeat()
+    assert [event.kind for event in events] == ["start", "progress", "note", "progress"]
