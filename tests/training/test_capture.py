@@ -63,6 +63,19 @@ def test_static_memory_holds_the_batch_that_was_filled_last() -> None:
         assert {name: int(number) for name, number in (memory.counts.divisors or {}).items()} == count.numbers
 
 
+@pytest.mark.parametrize("fills", [1, 3])
+def test_static_memory_keeps_what_a_gpu_may_not_have_copied_yet_in_this_step_and_the_last(fills: int) -> None:
+    batches = [padded_to(make_batches(PHASE).batch(step), rows=12, masked=80, pad_id=0) for step in range(2 * fills)]
+    counts = objective_of(PHASE).counts(batches[0])
+    memory, copied = StaticBatch(batches[0], counts, torch.device("cpu"), fills=fills), []
+    for batch in batches:
+        memory.fill(batch, counts)
+        copied.append(memory.hosts[0].clone())
+    kept = [host.numpy().tobytes() for host in memory.hosts]
+    assert sorted(kept) == sorted(each.numpy().tobytes() for each in copied)
+    assert len(set(kept)) == 2 * fills
+
+
 @pytest.mark.parametrize(("rows", "masked"), [(34, 760), (271, 6100)])
 def test_batches_of_a_phase_are_padded_to_few_shapes(rows: int, masked: int) -> None:
     rng, shapes, seen, padding = np.random.default_rng(0), Shapes(), set(), []

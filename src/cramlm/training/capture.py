@@ -117,9 +117,12 @@ def padded_to(batch: Batch, *, rows: int, masked: int, pad_id: int) -> Batch:
 
 
 class StaticBatch:
-    """Memory of batches of one shape on a device. `fill` copies a batch and its counts there in one transfer."""
+    """Memory of batches of one shape on a device. `fill` copies a batch and its counts there in one transfer.
 
-    def __init__(self, like: Batch, counts: Counts, device: torch.device) -> None:
+    fills: the most calls of `fill` in a step.
+    """
+
+    def __init__(self, like: Batch, counts: Counts, device: torch.device, *, fills: int = 1) -> None:
         arrays = {each.name: getattr(like, each.name) for each in fields(like) if each.name != "term"}
         arrays["counts"] = np.zeros(len(counts.numbers), dtype=np.float32)
         places: dict[str, tuple[slice, npt.NDArray[Any]]] = {}
@@ -127,12 +130,12 @@ class StaticBatch:
         for name, array in arrays.items():
             places[name] = slice(end, end + array.nbytes), array
             end += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
-        # Two: the copy of the last batch may not have begun, because the device still computes the step before.
-        self._hosts = [torch.zeros(end, dtype=torch.uint8, pin_memory=device.type == "cuda") for _ in range(2)]
+        # Of two steps: the copies of the last step may not have begun, because the device still computes the step before.
+        self.hosts = [torch.zeros(end, dtype=torch.uint8, pin_memory=device.type == "cuda") for _ in range(2 * fills)]
         self._device = torch.zeros(end, dtype=torch.uint8, device=device)
         self._arrays = [
             {name: host.numpy()[place].view(array.dtype).reshape(array.shape) for name, (place, array) in places.items()}
-            for host in self._hosts
+            for host in self.hosts
         ]
         tensors = {
             name: self._device[place].view(torch.from_numpy(array).dtype).view(array.shape) for name, (place, array) in places.items()
@@ -142,12 +145,12 @@ class StaticBatch:
         self.counts = Counts(counts.numbers, dict(zip(counts.numbers, divisors, strict=True)))
 
     def fill(self, batch: Batch, counts: Counts) -> None:
-        """Copy a batch of this shape. The caller has waited for the work on the batch before the last."""
-        self._hosts.reverse()
-        self._arrays.reverse()
+        """Copy a batch of this shape. The caller has waited for the work on the step before the last."""
+        self.hosts.append(self.hosts.pop(0))
+        self._arrays.append(self._arrays.pop(0))
         for name, array in self._arrays[0].items():
             array[...] = [max(count, 1) for count in counts.numbers.values()] if name == "counts" else getattr(batch, name)
-        self._device.copy_(self._hosts[0], non_blocking=True)
+        self._device.copy_(self.hosts[0], non_blocking=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +262,8 @@ class CapturedGradients:
 
     def _record(self, batch: Batch, counts: Counts, seed: int, *, added: bool) -> _Recorded:
         device = self._model.device
-        inputs, graph = StaticBatch(batch, counts, device), torch.cuda.CUDAGraph()
+        graph = torch.cuda.CUDAGraph()
+        inputs = StaticBatch(batch, counts, device, fills=max(1, self.parts - 1))  # parts after the first share a graph
         inputs.fill(batch, counts)
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
