@@ -10,9 +10,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from training_fixtures import ENCODER, VOCABULARY, make_batches, make_model, make_phase
 
 from cramlm.config.run import EncoderConfig, HeadConfig, PhaseConfig
-from cramlm.io.machine import resident_memory
+from cramlm.io.machine import available_cores, resident_memory
 from cramlm.model.model import PackedBatch
-from cramlm.planning.speed import Measurement, TrainingSetup, count_flops, count_step, estimate, least_step_memory, measure
+from cramlm.planning.speed import Measurement, TrainingSetup, count_flops, count_step, cpu_share, estimate, least_step_memory, measure
 from cramlm.training.objective import executed_flops, objective_of, paper_flops
 
 
@@ -56,6 +56,12 @@ def test_an_estimate_runs_no_update_and_counts_the_operations_of_a_measurement()
 def test_a_measurement_with_little_cpu_time_is_starved() -> None:
     assert Measurement(171.0, 2, 0.22, 1e7, None).starved
     assert not Measurement(13_000.0, 1, 0.98, 1e7, None).starved
+
+
+def test_more_threads_than_cores_are_not_taken_for_a_busy_machine() -> None:
+    cores = available_cores()
+    assert cpu_share(10.0 * cores, 10.0, 8 * cores) == cpu_share(10.0, 10.0, 1) == 1.0
+    assert cpu_share(5.0, 10.0, 1) == 0.5
 
 
 @pytest.mark.faults

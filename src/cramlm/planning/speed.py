@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from cramlm.config.run import EncoderConfig, HeadConfig, PhaseConfig
-from cramlm.io.machine import peak_memory, reset_peak_memory, resident_memory, trim_memory
+from cramlm.io.machine import available_cores, peak_memory, reset_peak_memory, resident_memory, trim_memory
 from cramlm.model.model import CPU, Model, ModelSpec, Precision, build_model, empty_model
 from cramlm.records import IntArray
 from cramlm.storage.arrays import offsets_of
@@ -48,7 +48,7 @@ _FACTOR = 1e-3  # of the learning rates: too small to diverge
 class Measurement:
     """The training speed of a phase on this machine.
 
-    tokens_per_second: tokens without padding, in the fastest window. cpu_share: CPU time of that window over wall time x threads.
+    tokens_per_second: tokens without padding, in the fastest window. cpu_share: of that window.
     flops_per_token: executed operations per token. bytes: memory of a training step, model included; None if the system does not report
     it. rough: estimated from matrix products, no update was run.
     """
@@ -101,8 +101,13 @@ def measure(setup: TrainingSetup, *, threads: Sequence[int], seconds: float = 3.
         count = max(best, key=lambda each: best[each].rate)
         flops_per_token = trial.flops_per_token
     del trial
-    share = best[count].cpu_seconds / (best[count].seconds * count) if setup.device.type == "cpu" else 1.0
+    share = cpu_share(best[count].cpu_seconds, best[count].seconds, count) if setup.device.type == "cpu" else 1.0
     return Measurement(best[count].rate, count, share, flops_per_token, _step_memory(setup.device))
+
+
+def cpu_share(cpu_seconds: float, seconds: float, threads: int) -> float:
+    """CPU time over the CPU time that so many threads could use: wall time x threads, or x cores if there are fewer."""
+    return cpu_seconds / (seconds * min(threads, available_cores()))
 
 
 def estimate(setup: TrainingSetup, *, threads: Sequence[int]) -> Measurement:
@@ -123,7 +128,7 @@ def estimate(setup: TrainingSetup, *, threads: Sequence[int]) -> Measurement:
                 matrix @ weights
                 done += 1
             seconds = time.perf_counter() - began
-            rates[count] = 2.0 * 1024 * hidden * columns * done / seconds, (time.process_time() - cpu) / (seconds * count)
+            rates[count] = 2.0 * 1024 * hidden * columns * done / seconds, cpu_share(time.process_time() - cpu, seconds, count)
     count = max(rates, key=lambda each: rates[each][0])
     rate, share = rates[count]
     flops_per_token, held = count_flops(setup), round(_MEMORY_FACTOR * least_step_memory(setup))
