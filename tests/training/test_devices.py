@@ -26,6 +26,7 @@ from cramlm.evaluation.prediction import predict_logits
 from cramlm.model.model import Model, ModelSpec, PackedBatch, build_model, resolve_device
 from cramlm.model.operations import Rotation, attend, attend_fused
 from cramlm.model.tokenizer import Tokens
+from cramlm.planning.plan import memory_of
 from cramlm.planning.speed import random_pool
 from cramlm.training.batching import Batches
 from cramlm.training.objective import gradients, in_parts, objective_of
@@ -168,6 +169,12 @@ def test_each_rank_of_a_machine_gets_a_gpu_of_its_own(monkeypatch: pytest.Monkey
         with pytest.raises(EnvironmentFault, match=f"device '{name}': the {ranks} ranks on this machine need a GPU each, PyTorch has 2;"):
             resolve_device(name)
         assert resolve_device("cpu") == torch.device("cpu")
+
+
+def test_memory_of_a_gpu_that_pytorch_keeps_after_a_measurement_is_available_to_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (30 * 10**9, 80 * 10**9))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 45 * 10**9)
+    assert memory_of(torch.device("cuda", 0)) == 75 * 10**9
 
 
 @pytest.mark.gpu

@@ -106,7 +106,7 @@ def plan(run: RunContext) -> RunPlan:
             run.emit(Event("plan", "plan", cost.describe(), data=cost.as_dict()))
             if (message := beyond_budget(run.config, run.clock.budget, cost)) is not None:
                 run.emit(Event("warning", "plan", message))
-            check_resources(cost, memory=_available_memory(device), disk=_free_disk(run.folder, run.store), folder=run.folder)
+            check_resources(cost, memory=memory_of(device), disk=_free_disk(run.folder, run.store), folder=run.folder)
         chosen = None if cost.retriever is None else cost.retriever.model_dump(mode="json")
         rates_of = {"speed": asdict(machine.speed), "threads": machine.joint.threads}
         write_json(target / "plan.json", {"retriever": chosen, **rates_of, "cost": cost.as_dict()})
@@ -281,7 +281,7 @@ def _measured(
         EnvironmentFault: if a step needs more memory than is available; none is run.
     """
     setup = _setup(config, phase, precision)
-    device, available = setup.device, _available_memory(setup.device)
+    device, available = setup.device, memory_of(setup.device)
     if device.type == "cpu" and available is not None and (least := least_step_memory(setup)) > available:
         raise EnvironmentFault(
             f"a step of phase {phase.name!r} needs at least {size(least)} of memory and {size(available)} are available; "
@@ -321,10 +321,10 @@ def _starved(measured: Measurement) -> str:
     )
 
 
-def _available_memory(device: torch.device) -> int | None:
-    """Bytes that this process may have resident in all; of a GPU, those that are free there."""
+def memory_of(device: torch.device) -> int | None:
+    """Bytes that this process may have resident in all; of a GPU, those that are free there or that PyTorch keeps for this process."""
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+        return int(torch.cuda.mem_get_info(device)[0]) + torch.cuda.memory_reserved(device)
     free, here = available_memory(), resident_memory()
     return None if free is None or here is None else free + here
 
