@@ -117,6 +117,17 @@ def test_steps_of_other_settings_and_of_a_longer_training_before_are_not_sent(ru
     assert tracked() == [(3, 0.5)]
 
 
+def test_tensorboard_has_each_point_once_after_the_same_command_again(run: Path, config: RunConfig) -> None:
+    pytest.importorskip("tensorboard")
+    with follow("tensorboard", run, config, silent) as emit:
+        for event in EVENTS:
+            emit(event)
+    for _ in range(2):
+        replay("tensorboard", run, silent)
+        found = tensorboard_scalars(run)
+        assert {name: found[name] for name in EXPECTED} == EXPECTED
+
+
 def test_a_running_fit_is_tracked(run: Path, config: RunConfig) -> None:
     pytest.importorskip("tensorboard")
     events: list[Event] = []

@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -87,7 +88,7 @@ def replay(name: str, run: Path, emit: Emit) -> int:
                 earlier.pop()
             earlier.append((*order, number, scalars(Event(kind, stage, data=event["data"]))))
     points = sorted((point for of_phase in kept.values() for point in of_phase), key=lambda point: point[2])
-    tracker = open_tracker(name, run, config)
+    tracker = open_tracker(name, run, config, replaced_from=0)
     try:
         for step, _, _, values in points:
             tracker.log(values, step)
@@ -124,13 +125,22 @@ def final_scores(run: Path) -> dict[str, float]:
     }
 
 
-def open_tracker(name: str, run: Path, config: RunConfig) -> Tracker:
-    """Raises UsageError or EnvironmentFault like `follow`."""
+def open_tracker(name: str, run: Path, config: RunConfig, *, replaced_from: int | None = None) -> Tracker:
+    """Raises UsageError or EnvironmentFault like `follow`.
+
+    replaced_from: points of earlier calls that TensorBoard keeps in the run's folder are replaced from this step on (None = all are kept);
+    the other trackers make a new run for each call.
+    """
     if name not in PACKAGES:
         raise UsageError(f"tracker {name!r}: is not one of {', '.join(PACKAGES)}; choose one of them")
-    opened = {"tensorboard": _tensorboard, "wandb": _wandb, "mlflow": _mlflow, "trackio": _trackio}[name]
+    trackers: dict[str, Callable[[Path, dict[str, Any]], Tracker]] = {
+        "tensorboard": partial(_tensorboard, purge_step=replaced_from),
+        "wandb": _wandb,
+        "mlflow": _mlflow,
+        "trackio": _trackio,
+    }
     try:
-        return opened(run, config.model_dump(mode="json"))
+        return trackers[name](run, config.model_dump(mode="json"))
     except ImportError as error:
         raise EnvironmentFault(f"{name}: {_first_line(error)}; pip install {PACKAGES[name]}") from error
     except Exception as error:
@@ -169,10 +179,10 @@ class _Guarded:
             self._emit(Event("warning", "track", f"{self._name} failed ({_first_line(error)}); {remedy}"))
 
 
-def _tensorboard(run: Path, config: dict[str, Any]) -> Tracker:
+def _tensorboard(run: Path, config: dict[str, Any], *, purge_step: int | None) -> Tracker:
     from torch.utils.tensorboard import SummaryWriter
 
-    writer: Any = SummaryWriter(str(run / "tensorboard"))
+    writer: Any = SummaryWriter(str(run / "tensorboard"), purge_step=purge_step)
     writer.add_text("config", f"```json\n{json.dumps(config, indent=1, ensure_ascii=False)}\n```")
 
     def log(values: Mapping[str, float], step: int) -> None:
