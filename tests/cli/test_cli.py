@@ -349,6 +349,16 @@ def test_a_file_that_is_read_or_that_cramlm_verifies_is_not_replaced(fitted: Pat
     assert file.read_bytes() == b"mine"
 
 
+def test_attention_writes_no_files_into_a_model_and_does_not_replace_its_texts(fitted: Path, tmp_path: Path) -> None:
+    before = sorted((fitted / "run/export").iterdir())
+    line = error_line(cramlm("attention", "run", "data/train.jsonl", "-o", "run/export", cwd=fitted), 2)
+    assert line.startswith("run/export/heads.md: is inside a folder whose files cramlm verifies")
+    assert sorted((fitted / "run/export").iterdir()) == before
+    texts = tmp_path / "heads.json"
+    texts.write_text('{"text": "mine"}\n', "utf-8")
+    assert "is the file to read" in error_line(cramlm("attention", "run", texts, "-o", tmp_path, cwd=fitted), 2)
+
+
 @pytest.mark.parametrize("command", ["search store --queries FILE --run", "report run -o"])
 def test_a_dash_is_no_file_where_nothing_can_be_written_to_standard_output(fitted: Path, tmp_path: Path, command: str) -> None:
     (tmp_path / "queries.txt").write_text("ship\n", "utf-8")

@@ -130,8 +130,11 @@ def attention(
     """
     from cramlm.cli.console import console_events
     from cramlm.data.task import RowFormat, read_examples
-    from cramlm.experiments.attention import markdown, measure_heads, write
+    from cramlm.experiments.attention import FILES, markdown, measure_heads, write
+    from cramlm.storage.artifacts import refuse_output
 
+    for name in FILES:
+        refuse_output(out / name, file)
     examples = read_examples(file, RowFormat(text_column, label_column=None))
     texts = [example.text for example in examples[:max_texts]]
     with console_events() as emit:

@@ -34,7 +34,7 @@ from cramlm.reporting.charts import Bars, bar_panels
 from cramlm.storage.artifacts import publish_file
 from cramlm.training.sequences import pack
 
-TABLE, PLOT, DATA = "heads.md", "heads.svg", "heads.json"
+TABLE, PLOT, DATA = FILES = "heads.md", "heads.svg", "heads.json"
 POSITIONAL, VERTICAL = 0.9, 0.9
 _ROWS = 16  # computed at once
 _Floats = npt.NDArray[np.float64]
