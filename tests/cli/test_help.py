@@ -137,6 +137,27 @@ def test_an_option_with_one_value_is_refused_if_it_is_repeated(arguments: tuple[
     assert message in error_line(cramlm(*arguments), 2)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        ("fit --train a.csv -o s3://bucket/run", "--out"),
+        ("fit --train a.csv --store=gs://bucket/store", "--store"),
+        ("index a.jsonl -o https://example.org/index", "--out"),
+        ("select --queries a.txt --index index -o one --jsonl s3://bucket/out.jsonl", "--jsonl"),
+        ("search index --queries a.tsv --run s3://bucket/out.trec", "--run"),
+        ("search index --queries a.tsv --qrels https://example.org/qrels.txt", "--qrels"),
+        ("predict hf://owner/model a.csv", "MODEL"),
+        ("predict model a.csv -o s3://bucket/out.csv", "--out"),
+        ("sample-data s3://bucket/data", "DIR"),
+    ],
+)
+def test_a_url_is_refused_where_a_path_on_this_machine_is_read_or_written(tmp_path: Path, arguments: str, name: str) -> None:
+    url = next(word for word in arguments.replace("=", " ").split() if "://" in word)
+    message = f"{url}: is a URL, and {name} is a path on this machine"
+    assert message in error_line(cramlm(*arguments.split(), cwd=tmp_path), 2)
+    assert not list(tmp_path.iterdir())
+
+
 def test_flags_and_options_of_several_values_may_be_repeated() -> None:
     shown = printed("config", "--set", "seed=3", "--set", "threads=1", "--corpus", "a", "--corpus", "b", "--budget", "1m")
     assert "seed = 3" in shown

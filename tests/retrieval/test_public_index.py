@@ -132,6 +132,14 @@ def test_a_corpus_with_its_own_index_and_selection_is_indexed_again_without_them
         succeed("select", "--index", "index", "--queries", "queries.txt", "-o", "selection", cwd=tmp_path)
 
 
+@pytest.mark.parametrize("out", ["s3://bucket/index", Path("s3://bucket/index")])
+def test_an_index_is_not_written_to_a_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: str | Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="s3://bucket/index: is a URL, and the output is a path on this machine"):
+        cramlm.Index.build(["a red ship"], out)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_path_may_start_at_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "raw").mkdir()

@@ -16,7 +16,8 @@ from __future__ import annotations
 import itertools
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from typer.core import TyperCommand, TyperGroup
@@ -87,6 +88,8 @@ class Command(_Sections, TyperCommand):
                 given = any("--train" in parameter.opts for parameter in used)
                 remedy = f"{ctx.info_name} reads one training file: {_JOIN}" if given else f"write --train {extra[0]} for labelled texts"
             raise UsageError(f"unexpected argument {extra[0]!r}; {remedy} (see `{ctx.command_path} --help`)")
+        if not ctx.resilient_parsing:
+            refuse_urls(self.params, ctx.params)
         return extra
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
@@ -172,6 +175,17 @@ def refuse_repeated(used: Sequence[Any]) -> None:
             name = max(parameter.opts, key=len)
             remedy = f"pass one file ({_JOIN})" if name in _LABELLED else "leave one out"
             raise UsageError(f"{name} is given {'twice' if times == 2 else f'{times} times'}; {remedy}")
+
+
+def refuse_urls(parameters: Sequence[Any], values: Mapping[str, Any]) -> None:
+    """Raise UsageError for a URL where a command takes only paths on this machine. Parameters that take URLs are strings."""
+    from cramlm.storage.artifacts import refuse_url
+
+    for parameter in parameters:
+        value = values.get(parameter.name)
+        for path in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(path, Path):
+                refuse_url(path, argument_name(parameter) if parameter.param_type_name == "argument" else max(parameter.opts, key=len))
 
 
 def split_help(text: str | None) -> tuple[str, list[str]]:

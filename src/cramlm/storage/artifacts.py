@@ -52,6 +52,7 @@ RESULT_FILES: Final = (MANIFEST, CATALOG, _RUN)  # one of them is in every folde
 FORMAT = 1
 SMALL_FILE = 1 << 20  # bytes; hashes of files up to this size are checked whenever the folder is opened
 _EDITABLE: Final = (".json", ".jsonl", ".txt")  # endings of files that are text
+_URL: Final = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]+):/+")  # also as a `Path`, which has one slash
 _POOL: Final[ContextVar[StagePool | None]] = ContextVar("pool", default=None)
 _CONFIRM: Final[ContextVar[Callable[[Artifact], None] | None]] = ContextVar("confirm", default=None)
 _CHECKING: Final[ContextVar[bool]] = ContextVar("checking", default=False)
@@ -151,14 +152,22 @@ def _behind_links(target: Path) -> Path:
     return Path(os.path.realpath(target)) if target.is_symlink() else target
 
 
+def refuse_url(path: Path, what: str) -> None:
+    """Raise UsageError if a path is a URL: as a `Path` it names a local folder `s3:`. what: the path is for, in the message."""
+    if match := _URL.match(str(path)):
+        url = f"{match[1]}://{str(path)[match.end() :]}"
+        raise UsageError(f"{url}: is a URL, and {what} is a path on this machine; pass such a path, and copy the files")
+
+
 def refuse_output(target: Path, *inputs: str | Path | None, published: Sequence[Path] = ()) -> None:
     """Check that writing a file replaces neither a file that is read nor one of a published folder or an index folder.
 
     published: folders that the same command publishes.
 
     Raises:
-        UsageError: if `target` is one of `inputs`, lies in a published folder or an index folder, is a folder, or is `-`.
+        UsageError: if `target` is one of `inputs`, lies in a published folder or an index folder, is a folder, is `-`, or is a URL.
     """
+    refuse_url(target, "the output")
     if str(target) == "-":
         raise UsageError("-: standard output cannot be written here; pass the name of a file")
     with environment_faults(target):
@@ -211,8 +220,9 @@ def refuse_foreign(target: Path, *, kind: str) -> None:
     """Check that publishing a folder of `kind` at `target` replaces nothing else.
 
     Raises:
-        UsageError: if `target` is a file, or a folder that is neither empty nor of this kind.
+        UsageError: if `target` is a file, or a folder that is neither empty nor of this kind, or a URL.
     """
+    refuse_url(target, "the output")
     with environment_faults(target):
         if not target.exists() or (target.is_dir() and not any(target.iterdir())):
             return
@@ -231,8 +241,9 @@ def refuse_other_files(folder: Path, *, own: Iterable[str], what: str, unfinishe
     an interrupted call left; they do not count, either.
 
     Raises:
-        UsageError: if it has files but none of `own`, or is a file.
+        UsageError: if it has files but none of `own`, or is a file or a URL.
     """
+    refuse_url(folder, "the output")
     with environment_faults(folder):
         if not folder.exists() or any((folder / name).exists() for name in own):
             return
