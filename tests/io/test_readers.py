@@ -244,6 +244,14 @@ def test_a_parquet_text_column_of_another_type_is_named(tmp_path: Path, column: 
     assert f"column 'text' has the type {str(column.type).split('<')[0]}" in fault(path)
 
 
+@pytest.mark.parametrize("kind", [pa.list_(pa.string()), pa.large_list(pa.string()), pa.list_(pa.string(), 2)])
+def test_a_parquet_column_of_lists_holds_several_labels_of_each_text(tmp_path: Path, kind: Any) -> None:
+    labels = pa.array([["x", "y"], ["y", "z"]], kind)
+    path = write_parquet(tmp_path / "a.parquet", {"text": ["a", "b"], "label": labels})
+    assert rows(path, (Column("text"), Column("label", "labels"))) == [("a", '["x", "y"]'), ("b", '["y", "z"]')]
+    assert fault(path).endswith("; for several labels per text pass --task-type multi-label, or pass --label-column")
+
+
 def test_a_truncated_parquet_file_is_reported(tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "a.parquet", {"text": [f"text {n}" for n in range(3000)], "label": ["x"] * 3000})
     data = path.read_bytes()

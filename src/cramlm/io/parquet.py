@@ -108,14 +108,18 @@ def _check_ends(path: Path | RemoteFile, size: int) -> None:
 def _check_type(path: Path | RemoteFile, column: Column, kind: Any) -> None:
     import pyarrow.types as types
 
-    if column.kind == "labels" and (types.is_list(kind) or types.is_large_list(kind)):
+    is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+    if column.kind == "labels" and is_list:
         kind = kind.value_type
     if types.is_dictionary(kind):
         kind = kind.value_type
     text = types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind) or types.is_null(kind)
     scalar = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
     if not (text or (scalar and column.kind != "text")):
-        raise DataError(f"{path}: column {column.name!r} has the type {kind}; convert it to strings, or pass {column.flag}")
+        remedy = (
+            "for several labels per text pass --task-type multi-label" if column.kind == "label" and is_list else "convert it to strings"
+        )
+        raise DataError(f"{path}: column {column.name!r} has the type {kind}; {remedy}, or pass {column.flag}")
 
 
 def _batch_rows(path: Path | RemoteFile, handle: Any, metadata: Any, names: Sequence[str], *, size: int) -> int:
