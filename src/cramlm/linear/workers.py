@@ -48,6 +48,11 @@ class Workers:
         self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
         self._waiting, self._ended = waiting, Flag()
 
+    @property
+    def parallel(self) -> bool:
+        """False with one thread."""
+        return self._pool is not None
+
     def start(self, call: Callable[[], _Result]) -> Callable[[], _Result]:
         """Start a call; return a function that waits for its result."""
         if self._pool is None:
