@@ -95,5 +95,6 @@ def test_the_table_and_the_picture_show_models_side_by_side(tokenizer: Tokenizer
     table = markdown({"one": sure})
     assert "| 1 | 1 of 2 (50 %) | 0 of 2 (0 %) |" in table
     assert "| all | 2 of 4 (50 %) | 1 of 4 (25 %) |" in table
+    assert r"| layer | a\|b, positional | a\|b, vertical |" in markdown({"a|b": sure})
     assert plain({"one": sure})["one"]["positional"] == 0.5
     ET.fromstring(heads_plot(found))

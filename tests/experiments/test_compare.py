@@ -401,6 +401,11 @@ def test_the_table_shows_mean_deviation_costs_and_paired_tests() -> None:
     assert {(pair.arm, pair.other, pair.seeds) for pair in pairs} == {("fair", "good", 2), ("bad", "good", 1), ("bad", "fair", 1)}
 
 
+def test_a_value_with_a_bar_stays_in_its_cell() -> None:
+    results = [result('head.prompt.patterns=["{mask} | {text}"]', 1, "aabb" * 10)]
+    assert '| head.prompt.patterns=["{mask} \\| {text}"] | 1 |' in markdown(rows_of(results), [], totals_of(results), {})
+
+
 def test_the_plot_names_every_arm_and_escapes_text() -> None:
     plot = scores_plot(rows_of([result("a < b & c", 1, "aabb" * 10), linear("tfidf", 1, "aaaa" * 10)]), title="<title>")
     root = ET.fromstring(plot)

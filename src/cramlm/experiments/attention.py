@@ -196,7 +196,7 @@ def plain(heads: Mapping[str, HeadShares]) -> dict[str, Any]:
 
 def markdown(heads: Mapping[str, HeadShares]) -> str:
     """Return a Markdown table with a row per layer and one for all: counts of positional and vertical heads."""
-    header = ["layer", *(f"{name}, {kind}" for name in heads for kind in ("positional", "vertical"))]
+    header = ["layer", *(f"{name}, {kind}".replace("|", "\\|") for name in heads for kind in ("positional", "vertical"))]
     lines = [f"| {' | '.join(header)} |", "|---" * len(header) + "|"]
     for layer in range(max(len(shares.neighbour) for shares in heads.values())):
         cells = [str(layer + 1)]

@@ -480,7 +480,7 @@ def _cells(row: Row, pair: Pair | None, columns: Sequence[str]) -> dict[str, str
     scores, (main, other) = row.scores, row.metrics
     at_least = "" if row.complete else "≥ "
     values = {
-        "arm": row.arm,
+        "arm": row.arm.replace("|", "\\|"),  # of a value such as a pattern; it would end the cell
         "labels": row.labels,
         "seeds": str(len(row.seeds)),
         f"test {METRIC_NAMES[main]}": score_text(scores.get(f"test {main}"), main),
