@@ -143,6 +143,7 @@ def test_a_file_that_is_not_a_json_object_is_named(exported: Path, file: str) ->
     ("key", "value"),
     [
         ("model_type", "gpt2"),
+        ("model_type", ["bert"]),
         ("hidden_size", 33),
         ("hidden_size", "32"),
         ("hidden_size", 10**12),

@@ -191,6 +191,7 @@ REFUSED: list[tuple[Callable[[Path], object], str]] = [
     (lambda folder: (folder / "config.json").unlink(), "config.json: missing"),
     (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors: missing"),
     (only_pickled, "pytorch_model.bin: pickle, refused"),
+    (change_config("model_type", ["bert"]), "model_type is ['bert']; pretrained weights may be"),
     (change_config("model_type", "gpt2"), "model_type is 'gpt2'; pretrained weights may be of the shapes bert, roberta, "),
     (change_config("hidden_act", "relu"), "hidden_act is 'relu', this encoder computes 'gelu'"),
     (change_config("position_embedding_type", "relative_key"), "position_embedding_type is 'relative_key'"),

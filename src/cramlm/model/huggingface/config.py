@@ -217,7 +217,7 @@ def exported_encoder(settings: Mapping[str, Any], path: Path) -> EncoderConfig:
         ArtifactError: naming the setting that is missing or invalid.
     """
     shape = settings.get("model_type")
-    if shape not in FAMILIES:
+    if not isinstance(shape, str) or shape not in FAMILIES:
         names = ", ".join(map(repr, FAMILIES))
         raise ArtifactError(f"{path}: model_type is {shape!r}, expected one of {names}; pass a model exported by cramlm")
     return _encoder(settings, path, remedy="export the model again")
@@ -230,7 +230,7 @@ def pretrained_encoder(settings: Mapping[str, Any], path: Path) -> EncoderConfig
         ArtifactError: naming a setting that our encoder does not support.
     """
     shape = _SAME_AS.get(str(settings.get("model_type")), settings.get("model_type"))
-    if shape not in DEFAULTS:
+    if not isinstance(shape, str) or shape not in DEFAULTS:
         raise ArtifactError(
             f"{path}: model_type is {shape!r}; pretrained weights may be of the shapes {', '.join(DEFAULTS)}; "
             "pass another folder to --base-model"
