@@ -2,16 +2,18 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from retrieval_fixtures import invented_texts
+from scipy.stats import binom
 from selection_fixtures import make_task, report_of, select, write_corpus
 
 from cramlm.config.retriever import RandomConfig
 from cramlm.errors import EnvironmentFault
-from cramlm.retrieval.duplicates import NearDuplicates, bands_for, jaccard, shingles
+from cramlm.retrieval.duplicates import NearDuplicates, bands_for, jaccard, least_equal, shingles
 from jsonl import read_jsonl
 
 BASE = invented_texts(60, seed=61, words=(60, 90))
@@ -66,6 +68,31 @@ def test_dropped_passages_are_those_of_comparing_all_pairs(tmp_path: Path) -> No
             assert twin is None
             kept.append(position)
     assert 5 < len(texts) - len(kept) < 60
+
+
+def test_words_of_passages_that_only_share_a_footer_are_seldom_compared(tmp_path: Path) -> None:
+    footer = " ".join(f"footer{number}" for number in range(35))
+    texts = [f"{text} {footer}" for text in invented_texts(200, seed=62, words=(60, 70))]
+    corpus = write_corpus(tmp_path, texts)
+    assert 0.15 < jaccard(shingles(texts[0]), shingles(texts[1])) < 0.3
+    compared = []
+
+    class Counting:
+        def text(self, position: int) -> str:
+            compared.append(position)
+            return corpus.text(position)
+
+    counting: Any = Counting()
+    duplicates = NearDuplicates(counting, 0.5)
+    assert [duplicates.twin(position, text) for position, text in enumerate(texts)] == [None] * len(texts)
+    assert len(compared) < 0.03 * len(texts) ** 2 / 2
+
+
+@pytest.mark.parametrize("threshold", [0.01, 0.3, 0.8, 1.0])
+def test_a_near_duplicate_has_the_least_equal_hashes_with_the_probability_of_a_binomial_distribution(threshold: float) -> None:
+    rows, bands = bands_for(threshold)
+    least = least_equal(threshold, rows * bands)
+    assert binom.cdf(least - 1, rows * bands, threshold) <= 1e-5 < binom.cdf(least, rows * bands, threshold)
 
 
 def test_near_duplicates_of_a_selection_are_listed_with_their_twins_and_replaced(tmp_path: Path) -> None:
