@@ -427,6 +427,7 @@ def test_bad_numbers_are_refused_with_their_index(y: Any, message: str, tmp_path
         ({"recipe": "tlm-small:chemprot:x"}, "recipe 'tlm-small:chemprot:x': the scale 'x' is not a number"),
         ({"recipe": "plm"}, r"the recipe plm starts from pretrained weights; pass init= \(a folder with config.json"),
         ({"settings": {"task.kind": "regression"}}, "task.kind.* is 'regression', and this is a classification task by the form of y"),
+        ({"seed": np.random.RandomState(0)}, "^seed: Input should be a valid integer"),  # as scikit-learn's random_state
         ({"settings": {"seed.more": 3}}, r"settings\['seed.more'\]: 'seed' is a value, not a table"),
         ({"settings": {"model": "static", "phases": []}}, r"needs a corpus; pass corpus, or set model = 'tfidf'"),
     ],

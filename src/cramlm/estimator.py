@@ -170,12 +170,12 @@ class CramEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn i
         if further is not None and further.are_pairs != texts.are_pairs:
             one, other = ("single texts", "pairs") if texts.are_pairs else ("pairs", "single texts")
             raise InvalidInput(f"unlabelled holds {one} and X holds {other}; pass texts of one form")
+        if self._config(kind, "", [], pairs=texts.are_pairs).task.dev is None:  # also validates the settings before files are written
+            _check_dev_split(texts, kind, labels, fraction=self.dev_fraction, seed=int(self.seed))
         scratch = _Scratch() if self.out is None else None
         root = scratch.path if scratch is not None else Path(self.out or "")
         folder = root / f"fit-{hash_json([self._inputs(), rows])[:12]}"
         train, more = folder / "data" / "train.jsonl", folder / "data" / "unlabelled.jsonl"
-        if self._config(kind, "", [], pairs=texts.are_pairs).task.dev is None:  # also validates the settings before files are written
-            _check_dev_split(texts, kind, labels, fraction=self.dev_fraction, seed=int(self.seed))
 
         def write_inputs() -> None:
             with lock(folder / "run"):  # which marks the folder as that of a run
