@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from evaluation_fixtures import LABELS, dev_task
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
 from cramlm.config.run import DEV_METRICS
 from cramlm.data.labels import format_labels, format_number
-from cramlm.evaluation.kinds import BF16_ERROR, KINDS, DevScorer
+from cramlm.evaluation.kinds import BF16_ERROR, KINDS, DevScorer, distinct_rows
 from cramlm.evaluation.prediction import outputs_of
 from cramlm.records import LabelsPrediction, NumberPrediction, TaskKind
 
@@ -85,3 +88,24 @@ def test_each_logit_of_a_multi_label_task_is_a_probability_of_its_own() -> None:
 def test_the_logit_of_a_regression_is_its_number() -> None:
     outputs = outputs_of("regression", np.array([[2003.5], [-1.0]], dtype=np.float32))
     assert KINDS["regression"].predictions(outputs, ("year",)) == [NumberPrediction(2003.5), NumberPrediction(-1.0)]
+
+
+@given(
+    arrays(np.int16, st.tuples(st.integers(1, 6), st.integers(1, 3)), elements=st.integers(-1, 2))
+    | arrays(np.bool_, st.tuples(st.integers(1, 6), st.integers(1, 3), st.integers(1, 3)))
+    | arrays(np.float32, st.tuples(st.integers(1, 6), st.integers(1, 3)), elements=st.sampled_from([-1.5, 0.0, 0.25, 3.0]))
+)
+def test_distinct_rows_are_those_of_numpy(rows: npt.NDArray[Any]) -> None:
+    found, expected = distinct_rows(rows), np.unique(rows, axis=0)
+    assert found.dtype == rows.dtype
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_distinct_rows_of_many_texts_hold_their_own_bytes_only() -> None:
+    rows = np.random.default_rng(0).random((4, 5000, 20)) < 0.5
+    tracemalloc.start()
+    found = distinct_rows(rows)
+    held, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held < 1.2 * found.nbytes
+    assert most < 4 * found.nbytes

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cramlm.evaluation.calibration import calibrate_numbers
-from cramlm.evaluation.kinds import KINDS, METRIC_NAMES, DevScorer, format_metric
+from cramlm.evaluation.kinds import KINDS, METRIC_NAMES, DevScorer, distinct_rows, format_metric
 from cramlm.evaluation.logit_adjustment import logit_adjustments
 from cramlm.linear.features import PARTS, VARIANTS, Terms, Tfidf, Variant, Vocabulary, join, normalize
 from cramlm.linear.files import BayesSetting, Setting
@@ -324,7 +324,7 @@ class DevCandidates(Generic[AnySetting]):
         if not self.tried or candidate.score > self.best.score:
             self.best = candidate
         self.tried.append(candidate)
-        self._predictions.append(np.unique(predictions, axis=0))
+        self._predictions.append(distinct_rows(predictions))
         return candidate
 
     def adjustment(self, candidate: Candidate[AnySetting]) -> FloatArray:
@@ -333,7 +333,7 @@ class DevCandidates(Generic[AnySetting]):
 
     def distinct_predictions(self) -> npt.NDArray[Any]:
         """The distinct dev predictions of all candidates and values of tau, (predictions, n, ...)."""
-        return np.unique(np.concatenate(self._predictions), axis=0)
+        return distinct_rows(np.concatenate(self._predictions))
 
     def message(self, candidate: Candidate[AnySetting]) -> str:
         """What users read about the chosen candidate."""

@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 
 from cramlm.evaluation.combination import calibrate_on_dev
-from cramlm.evaluation.kinds import KINDS, METRIC_NAMES, format_metric
+from cramlm.evaluation.kinds import KINDS, METRIC_NAMES, distinct_rows, format_metric
 from cramlm.linear.files import Setting
 from cramlm.linear.fit import (
     FEW_TEXTS,
@@ -88,7 +88,7 @@ def self_trained(
     else:
         emit(Event("done", stage, f"self-trained, {dev.message(candidate)}", data={"score": candidate.score}))
         result = replace(fit, model=trained, score=candidate.score)
-    predictions = np.unique(np.concatenate([fit.predictions, dev.distinct_predictions()]), axis=0)
+    predictions = distinct_rows(np.concatenate([fit.predictions, dev.distinct_predictions()]))
     seconds = fit.seconds + time.perf_counter() - began
     return replace(result, tried=(*fit.tried, *dev.tried), predictions=predictions, seconds=seconds)
 

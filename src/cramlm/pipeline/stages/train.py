@@ -23,6 +23,7 @@ from cramlm.config.phase import PhaseConfig, linear_teachers
 from cramlm.config.terms import LINEAR_TEACHER, ImportantTokens, Origin
 from cramlm.data.labels import RULES
 from cramlm.data.task import task_fingerprint
+from cramlm.evaluation.kinds import distinct_rows
 from cramlm.evaluation.logit_adjustment import TAUS, adjusts_logits, choose_adjustment
 from cramlm.evaluation.prediction import example_logits, sequences_of
 from cramlm.linear.teacher import TRAINING_TEXTS_FILE
@@ -317,7 +318,7 @@ class _Training:
         if phase.learns_labels:
             evaluated = [read_array(file) for file in sorted(candidates.glob("*.npy"))]
             inherited = [] if start is None or initial is None else [read_array(start.artifact.path / DEV_PREDICTIONS)]
-            save_array(target / DEV_PREDICTIONS, np.unique(np.concatenate([*inherited, *evaluated]), axis=0))
+            save_array(target / DEV_PREDICTIONS, distinct_rows(np.concatenate([*inherited, *evaluated])))
         write_json(target / "phase.json", {"name": phase.name, **asdict(result)})
 
 
