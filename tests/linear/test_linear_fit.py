@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import tracemalloc
 import unicodedata
 from dataclasses import replace
 from pathlib import Path
@@ -184,6 +185,24 @@ def test_threads_change_neither_the_model_nor_what_was_tried(task: Task, few: in
     assert np.array_equal(one.model.coefficients.weights, several.model.coefficients.weights)
     held_out = [out_of_fold_labels(one.model, task, seed=0, threads=threads) for threads in (1, 3)]
     assert np.array_equal(*held_out, equal_nan=True)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_matrices_of_many_dev_texts_are_kept_for_one_weight_of_text_vectors_at_a_time(
+    threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fit_module, "MIN_THREADED_PRODUCTS", 0)
+    monkeypatch.setattr(fit_module, "MAX_KEPT_VALUES", 0)
+    task = topic_task(sea=100, hill=100, war=100)
+    task, peaks = replace(task, dev=task.dev * 200), list[int]()
+    for weights in ((0.5,), (0.5,), (0.125, 0.25, 0.5, 1.0, 2.0, 4.0)):  # the first loads modules
+        monkeypatch.setattr(fit_module, "VECTOR_WEIGHTS", weights)
+        tracemalloc.start()
+        fit(task, vectors=VECTORS, variants=("words",), threads=threads)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    one_span = 4 * len(task.train) * len(task.dev)
+    assert peaks[2] - peaks[1] < 1.5 * one_span, [peak / one_span for peak in peaks]
 
 
 @pytest.mark.parametrize("few", [1500, 30], ids=["all texts", "finalists"])

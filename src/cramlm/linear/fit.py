@@ -45,8 +45,8 @@ one finalist is fitted on all texts."""
 SCREENED: Final = 2
 MIN_THREADED_PRODUCTS: Final = 1_000_000
 """Texts * texts * labels of a fit in coordinates. Of smaller ones the interpreter, which runs one thread at a time, takes the most time."""
-MAX_KEPT_PRODUCTS: Final = 50_000_000
-"""Texts * texts: coordinates of more than 200 MB are not kept for several fits at a time."""
+MAX_KEPT_VALUES: Final = 50_000_000
+"""Of the matrices of a fit: those of more than 200 MB are not kept for several fits at a time."""
 MAX_CHARACTERS: Final[Mapping[Variant, int]] = {
     "words": 100_000_000,
     "tokens": 100_000_000,
@@ -122,6 +122,11 @@ class VariantRows:
         if self.vectors is None:
             return self.train, self.dev
         return beside(self.train, self.vectors[0], vector_weight), beside(self.dev, self.vectors[1], vector_weight)
+
+    @property
+    def values(self) -> int:
+        """Number of values in the matrices of the training texts."""
+        return int(self.train.nnz) + (0 if self.vectors is None else self.vectors[0].size)
 
     def train_parts(self, vector_weight: float) -> tuple[Any, ...]:
         """The parts of the matrix of the training texts: TF-IDF, and text vectors of this length if there are any."""
@@ -403,10 +408,9 @@ class _Search:
     def start_growing(self, rows: VariantRows, setting: Setting, grid: Sequence[float]) -> None:
         """One scheme on all rows of a variant, with growing C as long as the dev score grows and is not far below the best."""
         if not in_coordinates(setting, len(rows.kept), self._outputs):
+            self._make_room(rows.values)
             self._start(rows, None, rows.matrices(setting.vector_weight), setting, grid, growing=True)
             return
-        if len(rows.kept) ** 2 > MAX_KEPT_PRODUCTS:
-            self.collect()  # frees the last coordinates
         span = self._span(rows, setting.vector_weight)
         self._start(rows, span.coordinates, (span.coordinates.rows, span.dev), setting, grid, growing=True)
 
@@ -436,10 +440,17 @@ class _Search:
 
     def _span(self, rows: VariantRows, vector_weight: float) -> Span:
         """The training rows in coordinates. What the last call computed is shared with this one where the rows are the same."""
+        if self._spans is None or self._spans.rows is not rows or not self._spans.holds(vector_weight):
+            self._make_room(len(rows.kept) * (len(rows.kept) + rows.dev.shape[0]))
         if self._spans is None or self._spans.rows is not rows:
             self._spans = None  # frees its matrices first
             self._spans = Spans(rows)
         return self._spans.of(vector_weight)
+
+    def _make_room(self, values: int) -> None:
+        """Before matrices of so many values are made: collect the models on earlier ones, which frees them, if both are too many."""
+        if values > MAX_KEPT_VALUES or not self._workers.parallel:
+            self.collect()
 
     def _fit(
         self, rows: VariantRows, matrices: tuple[Any, Any], setting: Setting, grid: Sequence[float], *, growing: bool
@@ -500,7 +511,12 @@ class Spans:
         self._products: tuple[FloatArray, FloatArray] | None = None  # of the TF-IDF rows, if they are needed again
         self._last: tuple[float, Span] | None = None
 
+    def holds(self, vector_weight: float) -> bool:
+        """Return True if `of` need not compute it."""
+        return self._last is not None and self._last[0] == vector_weight
+
     def of(self, vector_weight: float) -> Span:
+        """The rows with text vectors of this weight."""
         if self._last is not None and self._last[0] == vector_weight:
             return self._last[1]
         self._last = None  # frees its matrices first
