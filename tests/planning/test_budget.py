@@ -39,7 +39,7 @@ from cramlm.planning.budget import (
     row_length,
 )
 from cramlm.planning.cost import CostForecast, Machine, TextSizes, beyond_budget, check_resources, forecast_cost
-from cramlm.planning.plan import forecast_runs, measure_machine
+from cramlm.planning.plan import forecast_runs, late_message, measure_machine
 from cramlm.planning.speed import Measurement
 from cramlm.recipes import PRESETS, RECIPES, finetune_phase, joint_phase, tlm
 from cramlm.records import silent
@@ -345,3 +345,8 @@ def test_a_time_budget_leaves_out_what_reading_and_counting_the_corpus_takes() -
     assert none == pytest.approx(600, rel=0.05)
     assert some == pytest.approx(600 - 25 - 30 - 50 - 82, rel=0.05)  # reading, factorizing, counting, training
     assert many > 100, "of a larger corpus a sample is counted and trained on"
+
+
+def test_a_run_that_will_be_late_says_whether_training_or_the_stages_before_it_are_slow() -> None:
+    assert late_message(121.4, 80.0) == "the stages before training took longer than planned: the run will end about 121 s late"
+    assert late_message(19.0, -3.0) == "training is slower than measured before: the run will end about 19 s late"

@@ -377,9 +377,11 @@ def schedule(run: RunContext, plan: RunPlan, text: EncodedTexts) -> Schedule:
         # The plan stage refused budgets that are too small. If the machine became busy since, the run ends late rather than not at all.
         least = budget.minimum_amount(run.config.phases, sizes, units)
         if amount is not None and least > amount:
-            message = f"training is slower than measured before: the run will end about {least - amount:.0f} s late"
             if plan.operations:
                 message = f"the texts are longer than estimated: the minimum is {least:.1e} operations, not {amount:.1e}"
+            else:
+                left = amount + finishing - finishing_seconds(sizes, plan.speed)
+                message = late_message(least - amount, budget.minimum_amount(run.config.phases, sizes, plan.speed) - left)
             run.emit(Event("warning", "schedule", message))
             amount = least
         phases = budget.plan_phases(run.config.phases, sizes=sizes, speed=units, amount=amount, rows=rows)
@@ -396,6 +398,14 @@ def schedule(run: RunContext, plan: RunPlan, text: EncodedTexts) -> Schedule:
     inputs = {"tokenizer": text.tokenizer.fingerprint, "selection": fingerprint(text.selection), "task": task_fingerprint(run.task)}
     inputs |= {} if text.prompt is None else {"prompt": asdict(text.prompt)}
     return _read_schedule(run.build(Stage("schedule", 3, settings, inputs, write)))
+
+
+def late_message(late: float, late_at_planned_speed: float) -> str:
+    """Return a warning of a run that will end `late` seconds after its budget, and of why: also at the speed that was planned with?"""
+    reason = (
+        "the stages before training took longer than planned" if late_at_planned_speed > 0 else "training is slower than measured before"
+    )
+    return f"{reason}: the run will end about {late:.0f} s late"
 
 
 def replan(run: RunContext, planned: Schedule, ended: Sequence[FinishedPhase]) -> tuple[PhaseConfig, ...]:
