@@ -414,6 +414,13 @@ def test_a_task_of_pairs_has_layers_that_start_at_their_boundary_and_passages_th
     assert (config.encoder.layer_init, config.teacher.pair_passages, config.teacher.mark_passages) == (layers, passages, False)
 
 
+@pytest.mark.parametrize("name", ["prompt", "pet", "soft-prompt"])
+def test_a_recipe_with_a_prompt_reads_both_texts_of_pairs(name: str) -> None:
+    config = RECIPES[name](train="", corpus="corpus.jsonl", text_pair_column="second")
+    assert config.head.prompt.patterns == ("{text_a} {mask}, {text_b}",)
+    assert RECIPES[name](train="", corpus="corpus.jsonl").head.prompt.patterns == ("{mask}: {text}",)
+
+
 def changes(config: RunConfig, control: RunConfig) -> dict[str, Any]:
     """Settings of the control that differ from those of the config, by name; a phase that it lacks is None."""
     before, after = config.model_dump(), control.model_dump()

@@ -23,6 +23,7 @@ from cramlm.config.run import (
     MaskingConfig,
     OptimizerConfig,
     PhaseConfig,
+    PromptConfig,
     RetrieverConfig,
     RunConfig,
     ScheduleConfig,
@@ -346,6 +347,10 @@ def _without_paths(value: Any) -> Any:
     return tuple(map(_without_paths, value)) if isinstance(value, list | tuple) else value
 
 
+_PATTERNS_OF_PAIRS: Final = ("{text_a} {mask}, {text_b}",)
+"""The mask between both texts, as in the patterns of Schick and Schütze (2021) for entailment."""
+
+
 @dataclass(frozen=True)
 class EncoderRecipe(Recipe):
     """Trains an encoder in phases; from a checkpoint at the rates of `from_checkpoint`.
@@ -377,6 +382,7 @@ class EncoderRecipe(Recipe):
         phases = phases if inputs.init is not None else tuple(for_budget(phase, flops) for phase in phases)
         teaches_passages = any(term.on == "external" for phase in phases for term in linear_teachers(phase))
         suited = self.head == "classifier" and inputs.task.kind == "classification"
+        reads_pairs = self.head != "classifier" and inputs.task.text_pair_column is not None
         marked, paired = suited and size.marked, suited and size.paired
         layer_init = "markers" if (marked or paired) and self.layer_init == "context" else self.layer_init
         config = RunConfig(
@@ -384,7 +390,11 @@ class EncoderRecipe(Recipe):
             **inputs.settings,
             retriever=with_top_k(self.retriever if inputs.corpus else None, inputs.top_k, recipe=self.name),
             encoder=encoder_for(flops).model_copy(update={"embedding_init": self.embedding_init, "layer_init": layer_init}),
-            head=HeadConfig(kind=self.head, token_classifier=any(term.needs_token_head for phase in self.phases for term in phase.terms)),
+            head=HeadConfig(
+                kind=self.head,
+                prompt=PromptConfig(patterns=_PATTERNS_OF_PAIRS) if reads_pairs else PromptConfig(),
+                token_classifier=any(term.needs_token_head for phase in self.phases for term in phase.terms),
+            ),
             phases=phases,
             teacher=TeacherConfig(
                 align_distribution=teaches_passages and is_few(size) and inputs.task.kind == "classification",
