@@ -103,6 +103,7 @@ def test_a_broken_connection_is_a_one_line_error_and_leaves_nothing(tmp_path: Pa
         ("strange://a/b.jsonl", UsageError, "unknown scheme strange://"),
         ("hf://train", UsageError, "hf://OWNER/NAME"),
         ("hf://owner/none/train", UsageError, "not on the hub"),
+        ("hf://owner/name", UsageError, "if owner/name is the data set, add its split: hf://owner/name/train"),
         ("abfs://container/a.jsonl", EnvironmentFault, "nstall adlfs"),
         ("gs://bucket/a.jsonl", EnvironmentFault, "pip install 'cramlm[cloud]'"),
     ],

@@ -546,7 +546,13 @@ def find_hub_files(url: str) -> list[RemoteFile]:
     if _OWN_FORM.match(url):
         return find_files(url)
     requested = HubSplit.parse(url)
-    info = _request(requested, requested.revision)
+    try:
+        info = _request(requested, requested.revision)
+    except UsageError as error:
+        if url != f"hf://{requested.name}/{requested.split}" or "/" in requested.name:
+            raise
+        name = url.removeprefix("hf://")  # OWNER/NAME without a split, read as a split of a data set with a bare name
+        raise UsageError(f"{error}; if {name} is the data set, add its split: {url}/train") from error
     files = _listed(requested, info)
     if not files and requested.revision is None:
         info, files = _converted(requested, info)
