@@ -12,7 +12,7 @@ import os
 import platform
 import resource
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -32,20 +32,6 @@ def available_cores(*, groups: Path = Path("/sys/fs/cgroup"), membership: Path =
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min([cores, *(math.ceil(quota) for quota in _quotas(groups, membership))]))
-
-
-def is_on_gpu(device: str, *, files: Iterable[Path] = (Path("/dev/nvidiactl"), Path("/dev/kfd"))) -> bool:
-    """Return True if a run on this device, as users write it, computes on a GPU. files: one of them is there if auto may mean one.
-
-    PyTorch, which takes seconds to load, is asked only then.
-    """
-    if device != "auto":
-        return str(device).startswith("cuda")
-    if not any(file.exists() for file in files):
-        return False
-    import torch
-
-    return torch.cuda.is_available()
 
 
 def _quotas(groups: Path, membership: Path) -> Iterator[float]:

@@ -35,7 +35,6 @@ from cramlm.config.run import (
 from cramlm.config.terms import Classify, Distil, ImportantTokens, Mlm, Term
 from cramlm.data.task import LabelledSize, count_training
 from cramlm.errors import UsageError
-from cramlm.io.machine import is_on_gpu
 from cramlm.model.huggingface.pretrained import open_pretrained, with_encoder_of
 from cramlm.planning.budget import TYPICAL
 from cramlm.records import LinearName, TaskKind
@@ -227,6 +226,8 @@ def with_preset(config: RunConfig, name: str) -> RunConfig:
     return config.model_copy(update={"encoder": encoder, "head": head})
 
 
+_GPU_DRIVERS: Final = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
+
 Start: TypeAlias = Literal["scratch", "checkpoint", "either"]
 OF_THE_RECIPE: Final = "default"
 """A budget that stands for `Recipe.default_budget`."""
@@ -248,7 +249,7 @@ class RunInputs:
     def nominal_flops(self) -> float:
         """Operations of the budget, or about those that the device does in its time; without a budget those of the default one."""
         budget = parse_budget(self.budget or DEFAULT_BUDGET)
-        return budget.nominal_flops(on_gpu=budget.flops is None and is_on_gpu(self.device))
+        return budget.nominal_flops(on_gpu=budget.flops is None and _is_on_gpu(self.device))
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -338,6 +339,20 @@ class Recipe(ABC):
             )
         if self.start == "scratch" and init is not None:
             raise UsageError(f"the recipe {self.name} trains from scratch; drop init, or take the recipe tlm with it")
+
+
+def _is_on_gpu(device: str) -> bool:
+    """Return True if a run on this device, as users write it, computes on a GPU.
+
+    PyTorch, which takes seconds to load, is asked only where the driver of a GPU is.
+    """
+    if device != "auto":
+        return str(device).startswith("cuda")
+    if not any(file.exists() for file in _GPU_DRIVERS):
+        return False
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def _without_paths(value: Any) -> Any:
