@@ -269,6 +269,12 @@ def test_another_retriever_keeps_the_settings_that_it_also_has() -> None:
     )
 
 
+def test_a_setting_of_the_retriever_of_a_run_without_one_names_what_is_missing() -> None:
+    rule = r"^config: retriever\.top_k: this run retrieves nothing; take a recipe that does, like tlm, or set retriever.kind, like"
+    with pytest.raises(UsageError, match=rule):
+        load_config(apply_overrides(minimal(), ["retriever.top_k=5"]))
+
+
 def test_retrievers_that_rank_the_whole_corpus_are_unbounded_without_a_limit() -> None:
     def kinds(**data: Any) -> tuple[str, ...]:
         return unbounded(RETRIEVER.validate_python(data))

@@ -486,6 +486,9 @@ def explain_validation_error(error: ValidationError) -> str:
     more = f"; and {len(others)} more" if others else ""
     if first["type"] == "extra_forbidden":
         return f"{where} is no setting; `cramlm config` prints every setting{more}"
+    if first["type"] == "union_tag_not_found" and location == ["retriever"]:
+        names = ", ".join(f"{where}.{name}" for name in first["input"])
+        return f"{names}: this run retrieves nothing; take a recipe that does, like tlm, or set {where}.kind, like {where}.kind=bm25{more}"
     got = "" if isinstance(first.get("input"), dict | BaseModel) else f" (got {first.get('input')!r})"
     message = first["msg"].removeprefix("Value error, ")
     return f"{where + ': ' if where else ''}{message}{got}; `cramlm config` prints every setting{more}"

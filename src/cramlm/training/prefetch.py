@@ -7,7 +7,10 @@ functions of the step, so that it does not matter which process makes them.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
+import mmap
+import os
 import signal
 from collections.abc import Generator, Iterator
 from typing import Any, Final
@@ -43,6 +46,7 @@ def batches_of(batches: Batches, steps: range, device: torch.device) -> Iterator
     if device.type != "cuda" or processes < 1:
         yield map(batches.batch, steps)
         return
+    ended = mmap.mmap(-1, 1)  # shared with the processes
     loader: DataLoader[Any] = DataLoader(
         _Steps(batches),
         batch_size=None,
@@ -51,25 +55,31 @@ def batches_of(batches: Batches, steps: range, device: torch.device) -> Iterator
         prefetch_factor=_AHEAD,
         pin_memory=True,  # a thread then receives batches while this one launches kernels
         multiprocessing_context="fork",  # the pools are not copied
-        worker_init_fn=_ignore_signals,
+        worker_init_fn=functools.partial(_leave_signals_to_the_parent, ended),
         generator=torch.Generator(),  # not PyTorch's global one
     )
     try:
         with contextlib.closing(_first(len(steps), iter(loader))) as made:
             yield made
     except RuntimeError as error:
-        if "DataLoader worker" not in str(error):
+        if "DataLoader worker (pid" not in str(error):  # as "Caught ... in DataLoader worker process 0", which is an error of the process
             raise
         raise EnvironmentFault(
             "a process that makes batches ended, probably because the machine's memory is full; close other programs, or pass --device cpu"
         ) from error
+    finally:
+        ended[0] = 1
 
 
 def _first(count: int, made: Iterator[Batch]) -> Generator[Batch]:
     yield from itertools.islice(made, count)
 
 
-def _ignore_signals(_worker: int) -> None:
-    """Leave a signal to the parent, which stops after a checkpoint and ends its processes. Ctrl-C reaches the whole process group."""
+def _leave_signals_to_the_parent(ended: mmap.mmap, _worker: int) -> None:
+    """Let a process go on after a signal: the parent stops after a checkpoint and ends it. Ctrl-C reaches the whole process group.
+
+    ended: its byte is 1 when the parent needs no more batches. From then on SIGTERM, by which Python and PyTorch end what is left after an
+    error, ends the process.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0) if ended[0] else None)
