@@ -55,6 +55,7 @@ def on_one_blas_thread(function: Callable[_Parameters, _Result]) -> Callable[_Pa
 
     @functools.wraps(function)
     def limited(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
+        import scipy.optimize  # noqa: F401 - the BLAS of SciPy is another than that of NumPy, and only a loaded one is limited
         from threadpoolctl import threadpool_limits
 
         with threadpool_limits(limits=1, user_api="blas"):
