@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import random
+import subprocess
+import sys
 import tracemalloc
 import unicodedata
 from dataclasses import replace
