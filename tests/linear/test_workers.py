@@ -32,7 +32,7 @@ def test_an_error_while_a_result_is_waited_for_ends_the_calls_at_their_next_part
     assert ended.is_set()
 
 
-def test_the_error_of_a_call_is_raised_where_its_result_is_asked_for() -> None:
+def test_waiting_for_a_call_raises_its_error() -> None:
     def fail() -> None:
         raise ValueError("no")
 

@@ -57,7 +57,7 @@ def test_a_process_that_is_gone_is_a_fault_of_the_environment_wherever_it_is_not
 
 @pytest.mark.filterwarnings("ignore:'pin_memory' argument is set")
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one core: batches are made by the process itself")
-def test_after_an_error_of_a_process_that_makes_batches_the_processes_end_when_they_are_told_to() -> None:
+def test_after_an_error_in_a_process_that_makes_batches_all_of_them_end_at_sigterm() -> None:
     class Unreadable(Batches):
         def batch(self, step: int) -> Batch:
             raise OSError(f"no batch {step}")

@@ -58,7 +58,8 @@ def fit_bayes(
     solver, best = SOLVERS[task.kind], None
     for setting in (BayesSetting(weight, scale) for weight, scale in product(PASSAGE_WEIGHTS if passages else (0.0,), SCALES)):
         fitted = data.fit(setting)
-        if candidates.add("unigrams", setting, solver.logits("multinomial", fitted.scores(data.dev))) is candidates.best:
+        scored = candidates.scored(solver.logits("multinomial", fitted.scores(data.dev)))
+        if candidates.add("unigrams", setting, scored) is candidates.best:
             best = fitted
     assert best is not None, "there is at least one setting"
     chosen = candidates.best

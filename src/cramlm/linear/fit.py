@@ -28,7 +28,7 @@ from cramlm.linear.files import BayesSetting, Setting
 from cramlm.linear.model import LinearModel, beside
 from cramlm.linear.solvers import SOLVERS, Coefficients, Coordinates, Fitter, inner_products, on_one_blas_thread
 from cramlm.linear.word_vectors import CorpusVectors
-from cramlm.linear.workers import LastProgress, Workers
+from cramlm.linear.workers import LastProgress, Workers, worthwhile_threads
 from cramlm.records import PAIR_BOUNDARY, Emit, Event, Example, FloatArray, IntArray, Task, silent
 from cramlm.text.markers import Markers
 
@@ -43,8 +43,6 @@ MAX_FIT_PRODUCTS: Final = 100_000_000
 """Texts * texts * labels of a fit in coordinates. Of larger ones, which take seconds each, `SCREENED` values of C are tried at first, and
 one finalist is fitted on all texts."""
 SCREENED: Final = 2
-MIN_THREADED_PRODUCTS: Final = 1_000_000
-"""Texts * texts * labels of a fit in coordinates. Of smaller ones the interpreter, which runs one thread at a time, takes the most time."""
 MAX_KEPT_VALUES: Final = 50_000_000
 """Of the matrices of a fit: those of more than 200 MB are not kept for several fits at a time."""
 MAX_CHARACTERS: Final[Mapping[Variant, int]] = {
@@ -232,7 +230,9 @@ def fit_linear(
     """
     assert task.dev, "candidates are chosen on dev"
     progress = LastProgress(emit)
-    with Workers(threads if _is_worth_threads(task) else 1, waiting=progress.repeat) as workers:
+    fitted_texts = min(len(task.with_label_texts.train), FEW_TEXTS)
+    threads = worthwhile_threads(threads, texts=fitted_texts, labels=len(task.labels))
+    with Workers(threads, waiting=progress.repeat) as workers:
         return _fit_linear(task, space, stage, vectors, workers, progress)
 
 
@@ -288,11 +288,6 @@ def _fit_linear(task: Task, space: SearchSpace, stage: str, vectors: CorpusVecto
     return LinearFit(model, space.metric, best.score, tuple(dev.tried), dev.distinct_predictions(), texts, seconds)
 
 
-def _is_worth_threads(task: Task) -> bool:
-    texts = min(len(task.with_label_texts.train), FEW_TEXTS)
-    return texts**2 * len(task.labels) >= MIN_THREADED_PRODUCTS
-
-
 def in_coordinates(setting: Setting, texts: int, outputs: int) -> bool:
     """Return True if a model of more than `FEW_TEXTS` texts is fitted in the coordinates of their span, as those of few texts are."""
     small = texts <= MAX_MULTINOMIAL_TEXTS and texts**2 * outputs <= MAX_MULTINOMIAL_PRODUCTS
@@ -321,9 +316,9 @@ class DevCandidates(Generic[AnySetting]):
         predictions = np.stack([self._scorer.predictions(logits + adjustment) for adjustment in self._adjustments.values()])
         return ScoredPredictions(predictions, self._scorer.scores(predictions))
 
-    def add(self, variant: Variant, setting: AnySetting, logits: FloatArray | ScoredPredictions) -> Candidate[AnySetting]:
-        """Score a model's logits of the dev texts, (n, labels); `best` becomes the model if it is better than all before."""
-        predictions, scores = logits if isinstance(logits, ScoredPredictions) else self.scored(logits)
+    def add(self, variant: Variant, setting: AnySetting, scored: ScoredPredictions) -> Candidate[AnySetting]:
+        """Add a model with its predictions of the dev texts; `best` becomes the model if it is better than all before."""
+        predictions, scores = scored
         index = int(np.argmax(scores))
         candidate = Candidate(variant, setting, tuple(self._adjustments)[index], float(scores[index]))
         if not self.tried or candidate.score > self.best.score:
@@ -455,7 +450,9 @@ class _Search:
     def _fit(
         self, rows: VariantRows, matrices: tuple[Any, Any], setting: Setting, grid: Sequence[float], *, growing: bool
     ) -> list[_Fitted]:
-        """In another thread: reads what `collect` found so far, which is less than it will compare with."""
+        """Runs in a thread of the pool. The best score so far is a lower bound of the one that `collect` compares with, so that no model is
+        missing that `collect` reads.
+        """
         train, dev = matrices
         fitter, models, last = self._fitter(train, rows, setting), list[_Fitted](), -math.inf
         for c in grid:
@@ -469,15 +466,16 @@ class _Search:
                 scores = scores * scale + line.shift
             scored = self.dev.scored(self._solver.logits(setting.scheme, scores))
             models.append(_Fitted(replace(setting, c=c), coefficients, scored))
-            if growing and self._stops(score := float(scored.scores.max()), last):
+            score = float(scored.scores.max())
+            if growing and self._stops(score, last):
                 break
-            last = score if growing else last
+            last = score
         return models
 
     def _stops(self, score: float, last: float) -> bool:
         """True if a larger C is not worth a try after this score and the one before."""
         best = self.dev.best.score if self.dev.tried else -math.inf
-        return score <= last or score < max(best, score) - _FAR_BELOW
+        return score <= last or score < best - _FAR_BELOW
 
     def _fitter(self, train: Any, rows: VariantRows, setting: Setting) -> Fitter:
         return self._solver.fitter(train, self._targets[rows.kept], setting, outputs=self._outputs, seed=self._seed)

@@ -111,7 +111,7 @@ def _fit_again(
     for c in sorted(space.c):
         coefficients = fitter(c)
         logits = solver.logits(setting.scheme, coefficients.scores(span.dev))
-        candidate = dev.add(rows.tfidf.variant, replace(setting, c=c), logits)
+        candidate = dev.add(rows.tfidf.variant, replace(setting, c=c), dev.scored(logits))
         if (loss := _dev_loss(logits + dev.adjustment(candidate), task, space.metric)) < lowest:
             chosen, lowest = (candidate, coefficients), loss
     assert chosen is not None, "there is at least one C"

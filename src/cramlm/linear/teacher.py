@@ -23,10 +23,10 @@ from cramlm.evaluation.calibration import calibrate, calibrate_labels, calibrate
 from cramlm.evaluation.combination import Combination, combine_on_dev
 from cramlm.evaluation.kinds import KINDS
 from cramlm.linear.files import Setting
-from cramlm.linear.fit import FEW_TEXTS, MIN_THREADED_PRODUCTS, in_coordinates
+from cramlm.linear.fit import FEW_TEXTS, in_coordinates
 from cramlm.linear.model import LinearModel
 from cramlm.linear.solvers import SOLVERS, Coordinates, inner_products, on_one_blas_thread
-from cramlm.linear.workers import LastProgress, Workers
+from cramlm.linear.workers import LastProgress, Workers, worthwhile_threads
 from cramlm.records import BoolArray, Emit, Event, FloatArray, IntArray, Scale, Task, TaskKind, silent
 
 FOLDS: Final = 5
@@ -128,8 +128,7 @@ def _out_of_fold(model: LinearModel, task: Task, *, seed: int, threads: int, emi
             logits = logits + _prior_correction(*odds)
         held_out[inside] = np.where(predictable, outputs(logits), np.nan)
 
-    threads = threads if len(texts) ** 2 * len(task.labels) >= MIN_THREADED_PRODUCTS else 1
-    with Workers(threads, waiting=emit.repeat) as workers:
+    with Workers(worthwhile_threads(threads, texts=len(texts), labels=len(task.labels)), waiting=emit.repeat) as workers:
         for done, wait in enumerate([workers.start(functools.partial(predict_fold, number)) for number in range(FOLDS)]):
             emit(Event("progress", "teacher", "training texts", done=done, total=FOLDS, unit="folds"))
             wait()

@@ -1,7 +1,7 @@
 """Threads that fit linear models side by side.
 
-Matrix products, liblinear and most of NumPy leave the interpreter's lock to other threads. With one thread a call is made when its result
-is asked for, so that nothing is computed that is not used.
+Matrix products, liblinear and most of NumPy release the interpreter's lock. With one thread a call runs when its result is read, so that
+nothing is computed that is not used.
 """
 
 from __future__ import annotations
@@ -17,10 +17,17 @@ from cramlm.records import Emit, Event
 
 _Result = TypeVar("_Result")
 _REPEAT_SECONDS: Final = 0.5
+MIN_THREADED_PRODUCTS: Final = 1_000_000
+"""Texts * texts * labels of a fit in coordinates. Of smaller ones the interpreter, which runs one thread at a time, takes the most time."""
+
+
+def worthwhile_threads(threads: int, *, texts: int, labels: int) -> int:
+    """Return `threads`, or 1 if fits of so many texts and labels are too small for several threads."""
+    return threads if texts**2 * labels >= MIN_THREADED_PRODUCTS else 1
 
 
 class LastProgress:
-    """An `Emit` that can repeat its last progress event: a run that got a signal stops at one, however long the next takes to come."""
+    """An `Emit` that can repeat its last progress event. After a signal, a run stops at the next progress event."""
 
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
@@ -67,7 +74,7 @@ class Workers:
         return wait
 
     def go_on(self) -> None:
-        """Called inside a call, between its parts: raises an error if it must end."""
+        """Raise an error if the calls must end. A long call calls this between its parts."""
         if self._pool is None:
             self._waiting()
         elif self._ended.is_set():

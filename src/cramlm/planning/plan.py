@@ -401,7 +401,10 @@ def schedule(run: RunContext, plan: RunPlan, text: EncodedTexts) -> Schedule:
 
 
 def late_message(late: float, late_at_planned_speed: float) -> str:
-    """Return a warning of a run that will end `late` seconds after its budget, and of why: also at the speed that was planned with?"""
+    """Return the warning that a run will end `late` seconds after its budget, with the cause.
+
+    late_at_planned_speed: the same if training were as fast as planned; if it is positive, earlier stages are the cause.
+    """
     reason = (
         "the stages before training took longer than planned" if late_at_planned_speed > 0 else "training is slower than measured before"
     )

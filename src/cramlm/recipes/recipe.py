@@ -202,7 +202,7 @@ def encoder_for(flops: float) -> EncoderConfig:
 def for_budget(phase: PhaseConfig, flops: float) -> PhaseConfig:
     """The phase from scratch with batches that suit its budget: above `LONG`, text in batches of `LONG_BATCH` tokens.
 
-    Thousands of steps on 4,096 tokens at the rates of short phases end half a nat above a quarter of the steps on 16,384 (docs/log.md).
+    Thousands of steps on 4,096 tokens at the rates of short phases end 0.4 nats above a quarter of the steps on 16,384 (docs/log.md).
     """
     if flops <= LONG or not phase.text_terms or phase.batch_unit != "tokens":
         return phase
@@ -344,7 +344,7 @@ class Recipe(ABC):
 def _is_on_gpu(device: str) -> bool:
     """Return True if a run on this device, as users write it, computes on a GPU.
 
-    PyTorch, which takes seconds to load, is asked only where the driver of a GPU is.
+    torch, which takes seconds to load, is imported only if the driver of a GPU is installed.
     """
     if device != "auto":
         return str(device).startswith("cuda")
