@@ -8,11 +8,13 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
+from threadpoolctl import threadpool_limits
 
 from cramlm.linear import contrastive
 from cramlm.linear.contrastive import Halves, equalize, loss_of_halves, train_on_halves
 from cramlm.linear.features import count_columns
 from cramlm.linear.word_vectors import mean_vectors
+from cramlm.linear.workers import Workers
 from cramlm.records import FloatArray, Int32Array, IntArray
 from cramlm.storage.arrays import offsets_of, unit_vectors
 
@@ -90,6 +92,19 @@ def test_training_brings_words_of_a_topic_together_and_leaves_untrained_ones(bat
     assert within.mean() > 0.5
     assert between.mean() < 0
     assert np.array_equal(vectors[40:], before[40:])
+
+
+def test_the_number_of_threads_changes_no_bit(batches_of_eight: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contrastive, "_PART", 3)
+    weights = np.linspace(0.2, 1, 41, dtype=np.float32)
+
+    def trained(workers: Workers) -> FloatArray:
+        vectors = words(41)
+        list(train_on_halves(Halves(topics(100), weights, seed=0), vectors, weights, workers=workers))
+        return equalize(Halves(topics(100), weights, seed=0), vectors, weights, workers=workers)
+
+    with Workers(3) as workers, threadpool_limits(1):
+        assert np.array_equal(trained(workers), trained(Workers(1)))
 
 
 def test_equalized_vectors_differ_less_between_the_halves_of_a_passage_than_between_topics(batches_of_eight: None) -> None:

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from sklearn.utils.extmath import randomized_svd
 
+from cramlm.linear import cooccurrence
 from cramlm.linear.cooccurrence import LARGEST, Contexts, count_contexts, ppmi, rare_rows, singular_vectors, token_embeddings
+from cramlm.linear.workers import Workers
 from cramlm.model.tokenizer import Tokens
 
 
@@ -72,6 +74,19 @@ def test_contexts_end_at_a_sequence_and_the_grouping_of_sequences_does_not_matte
     assert np.array_equal(whole, parts, equal_nan=True)
 
 
+def test_the_number_of_threads_and_of_tokens_counted_at_a_time_change_no_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    sampled = sentences()
+    texts = [texts_of(sampled[first : first + 30]) for first in range(0, len(sampled), 30)]
+    seen = np.bincount([token for sequence in sampled for token in sequence], minlength=40)
+    whole, contexts = ppmi(texts, seen, contexts=30, window=3)
+    blocks = [(each.ids.astype(np.int32), each.offsets) for each in texts]
+    rare = rare_rows(blocks, 20, 33, contexts)
+    monkeypatch.setattr(cooccurrence, "CHUNK", 200)
+    with Workers(3) as workers:
+        assert np.array_equal(ppmi(texts, seen, contexts=30, window=3, workers=workers)[0], whole)
+        assert (rare_rows(blocks, 20, 33, contexts, workers=workers) != rare).nnz == 0
+
+
 def test_the_seed_rotates_the_axes_and_changes_no_angle() -> None:
     one, other = (token_embeddings([texts_of(sentences())], vocab_size=40, width=16, std=0.06, seed=seed) for seed in (1, 2))
     assert not np.allclose(one[10], other[10], atol=1e-3)
@@ -86,7 +101,8 @@ def test_a_width_above_the_number_of_tokens_and_a_text_of_one_token_are_no_error
 def test_a_count_stays_at_the_largest_number_that_fits() -> None:
     counts = np.full((1, 1), LARGEST - 20, dtype=np.int32)
     ids = np.zeros(10, dtype=np.uint32)
-    count_contexts(ids, np.array([0, 10]), np.zeros(1, dtype=np.int64), np.array([12, 6], dtype=np.int32), counts)
+    columns = np.pad(np.zeros(10, dtype=np.int16), 2, constant_values=-1)
+    count_contexts(ids, np.array([0, 10]), columns, np.array([12, 6], dtype=np.int32), counts, 0, 1)
     assert counts[0, 0] == LARGEST
 
 

@@ -122,9 +122,31 @@ def test_the_forecast_of_memory_covers_the_arrays_of_counting_and_is_that_of_a_m
     assert forecast_word_vectors(0) == (0, 0)
 
 
-@pytest.mark.parametrize(("size", "seconds"), [(37_082_855, 39.0), (148_359_022, 69.2), (482_138_429, 160.6)])
-def test_the_forecast_of_seconds_is_that_of_measured_corpora(size: int, seconds: float) -> None:
-    assert forecast_word_vectors(size)[0] == pytest.approx(seconds, rel=0.1)  # 1, 4 and 13 files of general text (docs/log.md)
+@pytest.mark.parametrize(
+    ("size", "threads", "seconds"),
+    [
+        (37_082_855, 1, 32.5),
+        (148_359_022, 1, 49.9),
+        (482_138_429, 1, 95.7),
+        (37_082_855, 2, 21.4),
+        (148_359_022, 2, 36.1),
+        (482_138_429, 2, 74.1),
+    ],
+)
+def test_the_forecast_of_seconds_is_that_of_measured_corpora(size: int, threads: int, seconds: float) -> None:
+    assert forecast_word_vectors(size, threads)[0] == pytest.approx(seconds, rel=0.1)  # 1, 4 and 13 files of general text (docs/log.md)
+
+
+def test_threads_that_read_spans_of_a_corpus_give_the_words_of_one(
+    corpus: Corpus, vectors: WordVectors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(corpus_vectors, "_BLOCK", 40)  # passages: eight blocks
+    messages: list[int | None] = []
+    found = count_word_vectors(corpus, threads=3, emit=lambda event: messages.append(event.done)).trained
+    assert found.words == vectors.words
+    assert np.array_equal(found.weights, vectors.weights)
+    np.testing.assert_allclose(found.of(passages()[:5]), vectors.of(passages()[:5]), atol=1e-3)
+    assert messages.index(300) > messages.index(120), "progress counts the passages of all threads"
 
 
 def test_the_vectors_of_a_corpus_are_counted_once_and_verified(corpus: Corpus, vectors: WordVectors, tmp_path: Path) -> None:

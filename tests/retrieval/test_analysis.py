@@ -8,9 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cramlm.errors import UsageError
+from cramlm.records import Diacritics
 from cramlm.retrieval.bm25 import analysis, analysis_kernels
 from cramlm.retrieval.bm25.analysis import ENGLISH_STOP_WORDS, Analyzer, Vocabulary, analyze
 from cramlm.retrieval.bm25.terms import MAX_TERM_BYTES
+from cramlm.storage.arrays import joined
+
+
+def vocabulary_numbers(vocabulary: Vocabulary, text: str) -> list[int]:
+    return vocabulary.tokenize(*joined([text.encode()]))[0].tolist()
 
 
 def compiled(texts: list[str], vocabulary: Vocabulary | None = None) -> list[list[str]]:
@@ -147,6 +153,19 @@ def test_the_vocabulary_gives_the_terms_of_the_definition_with_stop_words_and_st
     vocabulary = Vocabulary(analyzer)
     for _ in range(2):  # the second time, all words are known
         assert compiled(texts, vocabulary) == [analyze(text, analyzer) for text in texts]
+
+
+@given(
+    st.lists(st.text(st.sampled_from("aetxÉé日本 '"), max_size=12), max_size=12), st.integers(0, 12), st.sampled_from(["keep", "remove"])
+)
+def test_vocabularies_of_two_spans_of_text_make_that_of_the_whole(texts: list[str], cut: int, diacritics: Diacritics) -> None:
+    whole, first, second = (Vocabulary(Analyzer(diacritics=diacritics)) for _ in range(3))
+    expected = compiled(texts, whole)
+    found = compiled(texts[:cut], first)
+    span = [vocabulary_numbers(second, text) for text in texts[cut:]]
+    number = first.add(second)
+    assert found + [[first.term(number[each]) for each in numbers] for numbers in span] == expected
+    assert [first.term(each) for each in range(len(first))] == [whole.term(each) for each in range(len(whole))]
 
 
 def test_stems_are_those_of_snowball() -> None:

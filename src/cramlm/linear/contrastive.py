@@ -13,13 +13,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from cramlm.linear.cooccurrence import prefetch
 from cramlm.linear.features import count_columns
 from cramlm.linear.word_vectors import mean_vectors
+from cramlm.linear.workers import ONE, Workers
 from cramlm.records import FloatArray, Int32Array, IntArray
 from cramlm.storage.arrays import offsets_of
 from cramlm.storage.compiled import jit
@@ -39,6 +42,9 @@ TEMPERATURE: Final = 0.15
 EQUALIZED_PASSAGES: Final = 40_000
 EXPONENT: Final = -0.25
 """Of the covariance of the differences of halves; -0.5 would make them equally long in all directions."""
+_PART: Final = 128  # passages of a batch whose similarities one thread computes; not by the number of threads, which would change bits
+_AHEAD: Final = 4  # words whose vectors are read before they are needed
+_LINE: Final = 16  # numbers of float32 in a line of the cache
 _SMALLEST_VARIANCE: Final = 0.1  # as a share of the mean variance: smaller ones are rounding errors
 _STREAM: Final = 0x68_61_6C_66
 
@@ -90,10 +96,10 @@ def split_halves(ids, starts, numbers, is_trained, is_there, column, offsets):  
 
 
 @jit
-def number_words(column, words, number):  # type: ignore[no-untyped-def]
+def number_words(column, offsets, words, number, texts, ends):  # type: ignore[no-untyped-def]
     """Write the distinct words of `column` to `words`, replace each by its place there, and return how many they are.
 
-    number: int32 (all words,), -1 before and after.
+    The texts of word i, with repeats, are texts[ends[i]:ends[i + 1]]. number: int32 (all words,), -1 before and after. ends: zeros.
     """
     count = 0
     for position in range(len(column)):
@@ -103,41 +109,71 @@ def number_words(column, words, number):  # type: ignore[no-untyped-def]
             words[count] = word
             count += 1
         column[position] = number[word]
+        ends[column[position] + 2] += 1
     for word in words[:count]:
         number[word] = -1
+    for place in range(1, count + 2):
+        ends[place] += ends[place - 1]
+    for text in range(len(offsets) - 1):
+        for place in column[offsets[text] : offsets[text + 1]]:
+            texts[ends[place + 1]] = text
+            ends[place + 1] += 1
     return count
 
 
 @jit
-def add_rows(rows, weights, column, offsets, sums):  # type: ignore[no-untyped-def]
-    """sums[text] = the sum of weights[word] * rows[word] over the words of each text."""
-    for text in range(len(offsets) - 1):
-        sums[text] = 0
-        for word in column[offsets[text] : offsets[text + 1]]:
-            for each in range(rows.shape[1]):
-                sums[text, each] += weights[word] * rows[word, each]
+def add_vectors(vectors, words, weights, texts, ends, sums, first, end):  # type: ignore[no-untyped-def]
+    """sums[text, first:end] = the sum of the words' weights * vectors[word, first:end] over the words of each text.
 
-
-@jit
-def add_gradients(of_sums, weights, column, offsets, of_rows):  # type: ignore[no-untyped-def]
-    """Write the gradient of `rows` in `add_rows` to `of_rows`, from that of `sums`."""
-    of_rows[:] = 0
-    for text in range(len(offsets) - 1):
-        for word in column[offsets[text] : offsets[text + 1]]:
-            for each in range(of_rows.shape[1]):
-                of_rows[word, each] += weights[word] * of_sums[text, each]
-
-
-@jit
-def update_rows(vectors, words, of_rows, squares, rate):  # type: ignore[no-untyped-def]
-    """A step of AdaGrad on the vectors of `words`, whose gradients are `of_rows`. squares: float32 (all words,), the accumulators."""
+    texts, ends: the texts of each of `words`, of `number_words`. Word by word, because the sums stay in the processor's cache and the
+    vectors do not.
+    """
+    sums[:, first:end] = 0
+    scaled = np.empty(end - first, np.float32)
     for place in range(len(words)):
+        ahead = np.int64(words[min(place + _AHEAD, len(words) - 1)]) * vectors.shape[1]
+        for each in range(first, end, _LINE):
+            prefetch(vectors, np.int64(ahead + each))
+        vector, weight = vectors[words[place], first:end], weights[place]
+        for each in range(len(scaled)):
+            scaled[each] = weight * vector[each]
+        for text in texts[ends[place] : ends[place + 1]]:
+            text_sum = sums[text, first:end]
+            for each in range(len(scaled)):
+                text_sum[each] += scaled[each]
+
+
+@partial(jit, fastmath={"reassoc", "nsz"})
+def _sum_of_squares(values):  # type: ignore[no-untyped-def]
+    total = np.float32(0)
+    for value in values:
+        total += value * value
+    return total
+
+
+@jit
+def update_vectors(vectors, words, weights, texts, ends, of_sums, squares, rate, first, end):  # type: ignore[no-untyped-def]
+    """A step of AdaGrad on the vectors of the words from `first` to `end` - 1, from the gradient of `sums` in `add_vectors`.
+
+    squares: float32 (all words,), the accumulators.
+    """
+    gradient = np.empty(vectors.shape[1], np.float32)
+    for place in range(first, end):
+        ahead = np.int64(words[min(place + _AHEAD, end - 1)]) * vectors.shape[1]
+        for each in range(0, len(gradient), _LINE):
+            prefetch(vectors, np.int64(ahead + each))
+        gradient[:] = 0
+        for text in texts[ends[place] : ends[place + 1]]:
+            of_sum = of_sums[text]
+            for each in range(len(gradient)):
+                gradient[each] += of_sum[each]
+        gradient *= weights[place]
         word = words[place]
-        for each in range(vectors.shape[1]):
-            squares[word] += of_rows[place, each] * of_rows[place, each]
+        squares[word] += _sum_of_squares(gradient)
         step = rate / np.sqrt(squares[word] + np.float32(1e-12))
-        for each in range(vectors.shape[1]):
-            vectors[word, each] -= step * of_rows[place, each]
+        vector = vectors[word]
+        for each in range(len(gradient)):
+            vector[each] -= step * gradient[each]
 
 
 class Halves:
@@ -180,51 +216,87 @@ class Halves:
         return column[: offsets[-1]], offsets
 
 
-def train_on_halves(halves: Halves, vectors: FloatArray, weights: FloatArray) -> Iterator[float]:
-    """Train `vectors`, (words, width) of length 1, in place for `EPOCHS`; yield the loss of each batch in nats."""
-    squares, number = np.zeros(len(vectors), np.float32), np.full(len(vectors), -1, np.int32)
+def train_on_halves(halves: Halves, vectors: FloatArray, weights: FloatArray, *, workers: Workers = ONE) -> Iterator[float]:
+    """Train `vectors`, (words, width) of length 1, in place for `EPOCHS`; yield the loss of each batch in nats.
+
+    The number of threads changes no bit, if products of matrices use one thread each.
+    """
+    squares = np.zeros(len(vectors), np.float32)
     sums = np.empty((2 * BATCH, vectors.shape[1]), np.float32)
-    batches = itertools.chain.from_iterable(halves.epoch() for _ in range(EPOCHS))
-    for done, (column, offsets) in enumerate(batches):
-        words = np.empty(len(column), np.int32)
-        words = words[: number_words(column, words, number)]
-        rows = vectors[words]  # beside each other: a text then reads less memory
-        add_rows(rows, weights[words], column, offsets, sums)
-        loss, of_sums = loss_of_halves(sums)
-        add_gradients(of_sums, weights[words], column, offsets, rows)
-        update_rows(vectors, words, rows, squares, np.float32(LEARNING_RATE * (1 - done / (EPOCHS * len(halves)))))
+    batches = _numbered(halves, len(vectors))
+    following = workers.start(partial(next, batches, None))
+    done = 0
+    while (batch := following()) is not None:
+        following = workers.start(partial(next, batches, None))  # while this batch is trained on
+        words, *of_words = batch
+        inputs = vectors, words, weights[words], *of_words
+        workers.ranges(vectors.shape[1], partial(add_vectors, *inputs, sums))
+        loss, of_sums = loss_of_halves(sums, workers=workers)
+        rate = np.float32(LEARNING_RATE * (1 - done / (EPOCHS * len(halves))))
+        workers.ranges(len(words), partial(update_vectors, *inputs, of_sums, squares, rate))
+        done += 1
         yield loss
 
 
-def loss_of_halves(sums: FloatArray) -> tuple[float, FloatArray]:
+def _numbered(halves: Halves, count: int) -> Iterator[tuple[Int32Array, Int32Array, IntArray]]:
+    """The batches of all epochs: their distinct words, and the texts of each with the offsets of these (`number_words`)."""
+    number = np.full(count, -1, np.int32)
+    for column, offsets in itertools.chain.from_iterable(halves.epoch() for _ in range(EPOCHS)):
+        words, texts, ends = np.empty(len(column), np.int32), np.empty(len(column), np.int32), np.zeros(len(column) + 2, np.int64)
+        distinct = number_words(column, offsets, words, number, texts, ends)
+        yield words[:distinct], texts, ends
+
+
+def loss_of_halves(sums: FloatArray, *, workers: Workers = ONE) -> tuple[float, FloatArray]:
     """The mean loss of a batch in nats and its gradient. sums: (2 * n, width), of the first halves of n passages, then the second ones."""
     lengths = np.maximum(np.linalg.norm(sums, axis=1, keepdims=True), np.float32(1e-6))
     units = sums / lengths
     count = len(sums) // 2
     first, second = units[:count], units[count:]
-    similarities = first @ second.T / np.float32(TEMPERATURE)
-    exponentials = np.exp(similarities - similarities.max())
-    by_first = exponentials / exponentials.sum(axis=1, keepdims=True)
-    by_second = exponentials / exponentials.sum(axis=0, keepdims=True)
-    pairs = np.arange(count)
-    loss = -float(np.log(by_first[pairs, pairs] * by_second[pairs, pairs]).mean()) / 2
-    of_similarities = (by_first + by_second) / 2
-    of_similarities[pairs, pairs] -= 1
-    of_similarities /= np.float32(TEMPERATURE * count)
-    of_units = np.vstack([of_similarities @ second, of_similarities.T @ first])
-    return loss, (of_units - units * (of_units * units).sum(axis=1, keepdims=True)) / lengths
+    exponentials = np.empty((count, count), np.float32)
+    of_first = np.empty_like(first)
+
+    def compare(rows: slice) -> FloatArray:
+        exponentials[rows] = np.exp(first[rows] @ second.T / np.float32(TEMPERATURE))  # at most e^(1 / TEMPERATURE)
+        column_sums: FloatArray = exponentials[rows].sum(axis=0)
+        return column_sums
+
+    parts = [slice(start, start + _PART) for start in range(0, count, _PART)]
+    column_sums = sum(workers.all(partial(compare, part) for part in parts), np.zeros(count, np.float32))
+
+    def differentiate(rows: slice) -> tuple[float, FloatArray]:
+        by_first = exponentials[rows] / exponentials[rows].sum(axis=1, keepdims=True)
+        by_second = exponentials[rows] / column_sums
+        places = np.arange(len(by_first))
+        pairs = places, places + rows.start
+        loss = -float(np.log(by_first[pairs] * by_second[pairs]).sum()) / (2 * count)
+        of_similarities = (by_first + by_second) / 2
+        of_similarities[pairs] -= 1
+        of_similarities /= np.float32(TEMPERATURE * count)
+        of_first[rows] = of_similarities @ second
+        of_second: FloatArray = of_similarities.T @ first[rows]
+        return loss, of_second
+
+    losses, of_seconds = zip(*workers.all(partial(differentiate, part) for part in parts), strict=True)
+    of_units = np.vstack([of_first, sum(of_seconds[1:], of_seconds[0])])
+    return sum(losses), (of_units - units * (of_units * units).sum(axis=1, keepdims=True)) / lengths
 
 
-def equalize(halves: Halves, vectors: FloatArray, weights: FloatArray) -> FloatArray:
+def equalize(halves: Halves, vectors: FloatArray, weights: FloatArray, *, workers: Workers = ONE) -> FloatArray:
     """Return the vectors with the directions shortened in which the halves of a passage differ.
 
     Rows are multiplied by the covariance of these differences to the power `EXPONENT`.
     """
-    scatter: npt.NDArray[Any] = np.zeros((vectors.shape[1],) * 2, np.float64)
-    for column, offsets in itertools.islice(halves.epoch(), EQUALIZED_PASSAGES // BATCH):
+
+    def scatter_of(column: Int32Array, offsets: IntArray) -> npt.NDArray[np.float32]:
         rows = mean_vectors(count_columns(column, offsets, len(vectors)), vectors, weights)
         differences = rows[:BATCH] - rows[BATCH:]
-        scatter += differences.T @ differences
+        product: npt.NDArray[np.float32] = differences.T @ differences
+        return product
+
+    batches = itertools.islice(halves.epoch(), EQUALIZED_PASSAGES // BATCH)
+    scatters = workers.all(partial(scatter_of, *batch) for batch in batches)
+    scatter: npt.NDArray[Any] = sum(scatters, np.zeros((vectors.shape[1],) * 2, np.float64))
     if not scatter.any():  # every word is frequent
         return vectors
     variances, axes = np.linalg.eigh(scatter)

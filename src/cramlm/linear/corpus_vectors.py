@@ -11,21 +11,26 @@ what they are worth: docs/log.md.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+from threadpoolctl import threadpool_limits
 
 from cramlm.data.corpus import MAX_RESIDENT_BYTES, Corpus
 from cramlm.linear.contrastive import EPOCHS, MIN_BATCHES, Halves, Texts, equalize, train_on_halves, training_settings
-from cramlm.linear.cooccurrence import ppmi, rare_rows, singular_vectors
+from cramlm.linear.cooccurrence import CHUNK, ppmi, rare_rows, singular_vectors
 from cramlm.linear.features import count_columns
+from cramlm.linear.solvers import on_one_blas_thread
 from cramlm.linear.word_vectors import FREQUENT, CorpusVectors, WordVectors, mean_vectors
+from cramlm.linear.workers import LastProgress, Workers
 from cramlm.model.tokenizer import Tokens
 from cramlm.records import Diacritics, Emit, Event, FloatArray, Int32Array, IntArray, silent
 from cramlm.retrieval.bm25.analysis import PLAIN, Analyzer, Vocabulary
-from cramlm.storage.arrays import unit_vectors
+from cramlm.storage.arrays import offsets_of, spread, unit_vectors
 from cramlm.storage.artifacts import Artifact, hash_json, shared_stage
 
 KIND: Final = "word-vectors"
@@ -44,16 +49,18 @@ MAX_BYTES: Final = 600_000_000
 _SHARED_PASSAGES: Final = 20_000  # that the shared direction is taken from
 _BLOCK: Final = 20_000  # passages that are read at a time
 _REPORTED: Final = 20  # batches between two reports of progress
-_FACTORIZING: Final = 1.1e-7  # seconds per element of the matrix, on one core: 30 s for all words and contexts
-_COUNTING: Final = 1e-7  # seconds per byte: words, their contexts, those of rarer words, the shared direction
-_TRAINING: Final = 1.65e-7  # seconds per byte, if there are enough passages
+_FACTORIZING: Final = 1e-7  # seconds per element of the matrix, on one core: 27 s for all words and contexts
+_COUNTING: Final = 4.2e-8  # seconds per byte: words, their contexts, those of rarer words, the shared direction
+_TRAINING: Final = 1e-7  # seconds per byte, if there are enough passages
+_ONE_THREAD: Final = 0.45  # share of the seconds that more threads do not shorten: most wait for memory
 _BYTES_PER_WORD: Final = 5.5  # of text, with what separates words
 _FACTORS: Final = 4 * 4 * WIDTH  # bytes per word while the matrix is factorized: about four matrices of float32 (words, WIDTH)
+_CHUNK_BYTES: Final = 10  # per token of a chunk: copies of its ids and columns, and the positions
 _OVERHEAD: Final = 60e6  # kernels, and the vocabulary of all words
 
 
-def forecast_word_vectors(corpus_bytes: int) -> tuple[float, int]:
-    """The seconds of one core and the resident bytes that `count_word_vectors` takes for this much text, roughly.
+def forecast_word_vectors(corpus_bytes: int, threads: int = 1) -> tuple[float, int]:
+    """The seconds and the resident bytes that `count_word_vectors` takes for this much text, roughly.
 
     A text of n bytes has about 5.6 sqrt(n) words that are factorized, up to `FACTORIZED_WORDS`. The mapped text is resident, too, unless
     the corpus is so large that it releases it.
@@ -61,11 +68,13 @@ def forecast_word_vectors(corpus_bytes: int) -> tuple[float, int]:
     counted, words = min(corpus_bytes, MAX_BYTES), min(FACTORIZED_WORDS, int(5.6 * corpus_bytes**0.5))
     elements = words * min(words, WORD_CONTEXTS)
     mapped = corpus_bytes if corpus_bytes <= MAX_RESIDENT_BYTES else 0
-    memory = 4 * elements + 4 * counted / _BYTES_PER_WORD + _FACTORS * words + mapped + (_OVERHEAD if corpus_bytes else 0)
-    return _FACTORIZING * elements + (_COUNTING + _TRAINING) * counted, round(memory)
+    tokens = counted / _BYTES_PER_WORD
+    arrays = 4 * elements + 4 * tokens + _CHUNK_BYTES * min(tokens, CHUNK) + _FACTORS * words
+    seconds = (_ONE_THREAD + (1 - _ONE_THREAD) / threads) * (_FACTORIZING * elements + (_COUNTING + _TRAINING) * counted)
+    return seconds, round(arrays + mapped + (_OVERHEAD if corpus_bytes else 0))
 
 
-def build_word_vectors(corpus: Corpus, store: Path, *, diacritics: Diacritics = "keep", emit: Emit = silent) -> Artifact:
+def build_word_vectors(corpus: Corpus, store: Path, *, diacritics: Diacritics = "keep", threads: int = 1, emit: Emit = silent) -> Artifact:
     """Return the word vectors of a corpus from the store; count the corpus if they are missing there.
 
     diacritics: "remove" = of words without them; the vectors are for texts without them.
@@ -88,17 +97,25 @@ def build_word_vectors(corpus: Corpus, store: Path, *, diacritics: Diacritics = 
     key = {"code": CODE_FORMAT, "terms": analyzer.name, "corpus": corpus.fingerprint, "bytes": MAX_BYTES, **settings}
 
     def write(folder: Path) -> None:
-        count_word_vectors(corpus, analyzer, emit=emit).save(folder)
+        count_word_vectors(corpus, analyzer, threads=threads, emit=emit).save(folder)
 
     return shared_stage(store / KIND / hash_json(key)[:16], kind=KIND, key=key, write=write, emit=emit)
 
 
-def count_word_vectors(corpus: Corpus, analyzer: Analyzer = PLAIN, *, emit: Emit = silent) -> CorpusVectors:
+@on_one_blas_thread
+def count_word_vectors(corpus: Corpus, analyzer: Analyzer = PLAIN, *, threads: int = 1, emit: Emit = silent) -> CorpusVectors:
     """Count the words of a corpus, factorize the counts and train the vectors (contrastive.py); equal corpora give equal vectors up to
     rounding.
     """
-    vocabulary, texts = _read_words(corpus, analyzer, emit)
-    counts = sum((np.bincount(ids, minlength=len(vocabulary)) for ids, _ in texts), np.zeros(len(vocabulary), np.int64))
+    progress = LastProgress(emit)
+    with Workers(threads, waiting=progress.repeat) as workers:
+        return _count(corpus, analyzer, workers, progress)
+
+
+def _count(corpus: Corpus, analyzer: Analyzer, workers: Workers, emit: Emit) -> CorpusVectors:
+    vocabulary, texts = _read_words(corpus, analyzer, workers, emit)
+    bincounts = workers.all(partial(np.bincount, ids, minlength=len(vocabulary)) for ids, _ in texts)
+    counts = sum(bincounts, np.zeros(len(vocabulary), np.int64))
     chosen = np.argsort(-counts, kind="stable")[:MAX_WORDS]
     chosen = chosen[counts[chosen] >= np.where(np.arange(len(chosen)) < FACTORIZED_WORDS, MIN_COUNT, MIN_FOLDED_COUNT)]
     words, total = tuple(vocabulary.term(number) for number in chosen.tolist()), int(counts.sum())
@@ -108,67 +125,96 @@ def count_word_vectors(corpus: Corpus, analyzer: Analyzer = PLAIN, *, emit: Emit
     emit(Event("note", KIND, f"factorizing the co-occurrences of {len(words):,} words"))
     number = np.full(len(vocabulary), len(words), np.int32)  # one number for all words without a vector
     number[chosen] = np.arange(len(words), dtype=np.int32)
-    for ids, _ in texts:
-        np.take(number, ids, out=ids)
-    counted = _factorize(texts, counts[chosen], total)
+    _renumber(texts, number, workers)
+    counted = _factorize(texts, counts[chosen], total, workers)
     weights = (FREQUENT / (FREQUENT + counts[chosen] / total)).astype(np.float32)
     sampled = _sampled_counts(texts, len(words))
     counted_vectors = WordVectors(words, _without_shared(counted, sampled, weights), weights)
-    trained = WordVectors(words, _train(texts, counted, sampled, weights, emit), weights)
+    trained = WordVectors(words, _train(texts, counted, sampled, weights, workers, emit), weights)
     passages = sum(len(offsets) - 1 for _, offsets in texts)
     emit(Event("done", KIND, f"vectors of {len(words):,} words, from {total:,} words of {passages:,} passages"))
     return CorpusVectors(counted_vectors, trained)
 
 
-def _train(texts: Texts, vectors: FloatArray, sampled: Sequence[Any], weights: FloatArray, emit: Emit) -> npt.NDArray[np.float16]:
+def _train(
+    texts: Texts, vectors: FloatArray, sampled: Sequence[Any], weights: FloatArray, workers: Workers, emit: Emit
+) -> npt.NDArray[np.float16]:
     """Train `vectors` in place on the halves of passages, if there are enough; return them without the direction that passages share."""
     halves = Halves(texts, weights, seed=0)
     if len(halves) < MIN_BATCHES:
         return _without_shared(vectors, sampled, weights)
     progress: dict[str, Any] = {"total": EPOCHS * len(halves), "unit": "batches"}
     emit(Event("start", KIND, f"training the vectors on the halves of {halves.passages:,} passages", **progress))
-    for done, loss in enumerate(train_on_halves(halves, vectors, weights), 1):
+    for done, loss in enumerate(train_on_halves(halves, vectors, weights, workers=workers), 1):
         if done % _REPORTED == 0:
             emit(Event("progress", KIND, done=done, data={"loss": loss}, **progress))
-    vectors = equalize(halves, _without_shared(vectors, sampled, weights).astype(np.float32), weights)
+    vectors = equalize(halves, _without_shared(vectors, sampled, weights).astype(np.float32), weights, workers=workers)
     vectors /= max(float(np.linalg.norm(vectors, axis=1).mean()), 1e-12)  # 0 if no two words are in one passage
     return vectors.astype(np.float16)
 
 
-def _read_words(corpus: Corpus, analyzer: Analyzer, emit: Emit) -> tuple[Vocabulary, list[tuple[Int32Array, IntArray]]]:
-    """The vocabulary, and for each block of passages the numbers of its words and their offsets."""
+def _read_words(corpus: Corpus, analyzer: Analyzer, workers: Workers, emit: Emit) -> tuple[Vocabulary, list[tuple[Int32Array, IntArray]]]:
+    """The vocabulary, and for each block of passages the numbers of its words and their offsets.
+
+    Each thread reads a span of the corpus into a vocabulary of its own; joined in order they are that of one thread.
+    """
     size = sum(int(part.offsets[-1]) for part in corpus.parts)
     positions = np.arange(0, len(corpus), max(1, -(-size // MAX_BYTES)))
     progress: dict[str, Any] = {"total": len(positions), "unit": "passages"}
     emit(Event("start", KIND, "counting the words of the corpus", **progress))
-    vocabulary, texts = Vocabulary(analyzer), []
-    for first in range(0, len(positions), _BLOCK):
-        texts.append(vocabulary.tokenize(*corpus.gather(positions[first : first + _BLOCK])))
+    blocks = [positions[first : first + _BLOCK] for first in range(0, len(positions), _BLOCK)]
+    count = max(1, min(workers.threads, len(blocks)))
+    bounds = [len(blocks) * number // count for number in range(count + 1)]
+    spans = [(Vocabulary(analyzer), blocks[first:end]) for first, end in pairwise(bounds)]
+    texts: list[list[tuple[Int32Array, IntArray]]] = [[] for _ in spans]
+
+    def read(number: int) -> None:
+        vocabulary, waiting = spans[number]
+        texts[number].append(vocabulary.tokenize(*corpus.gather(waiting[len(texts[number])])))
         corpus.release()
-        emit(Event("progress", KIND, done=min(first + _BLOCK, len(positions)), **progress))
-    return vocabulary, texts
+
+    for turn in range(max(len(span) for _, span in spans)):
+        reading = [number for number, (_, span) in enumerate(spans) if turn < len(span)]
+        workers.all(partial(read, number) for number in reading)
+        emit(Event("progress", KIND, done=min(_BLOCK * sum(map(len, texts)), len(positions)), **progress))
+    vocabulary = spans[0][0]
+    for (other, _), own in zip(spans[1:], texts[1:], strict=True):
+        _renumber(own, vocabulary.add(other), workers)
+    return vocabulary, [block for own in texts for block in own]
 
 
-def _factorize(texts: Texts, counts: IntArray, total: int) -> FloatArray:
+def _renumber(texts: Texts, number: Int32Array, workers: Workers) -> None:
+    """Replace each word by its number, in place."""
+    workers.all(partial(np.take, number, ids, out=ids, mode="clip") for ids, _ in texts)
+
+
+def _factorize(texts: Texts, counts: IntArray, total: int, workers: Workers) -> FloatArray:
     """Rows of length 1, (words, WIDTH) float32. texts: numbers of words; `len(counts)` stands for every other word."""
     frequent = counts[:FACTORIZED_WORDS]
     others = len(frequent)  # the id of every word that is not factorized
     tokens = (Tokens(np.minimum(ids, others).view(np.uint32), offsets, np.arange(len(offsets) - 1)) for ids, offsets in texts)
-    matrix, contexts = ppmi(tokens, np.append(frequent, total - frequent.sum()), contexts=WORD_CONTEXTS, window=WORD_WINDOW)
+    token_counts = np.append(frequent, total - frequent.sum())
+    matrix, contexts = ppmi(tokens, token_counts, contexts=WORD_CONTEXTS, window=WORD_WINDOW, workers=workers)
     rank = min(WIDTH, *matrix.shape)
-    vectors, projection = singular_vectors(matrix, rank, seed=0)
+    with threadpool_limits(limits=workers.threads, user_api="blas"):
+        vectors, projection = singular_vectors(matrix, rank, seed=0)
     del matrix  # up to a gigabyte
     values = np.zeros((len(counts), WIDTH), dtype=np.float32)
     values[:others, :rank] = vectors[:others]
     if len(counts) > others:
-        values[others:, :rank] = rare_rows(texts, others, len(counts), contexts) @ projection
+        values[others:, :rank] = rare_rows(texts, others, len(counts), contexts, workers=workers) @ projection
     return unit_vectors(values)
 
 
 def _sampled_counts(texts: Texts, words: int) -> list[Any]:
     """Counts of the words of about `_SHARED_PASSAGES` passages at equal distances, CSR (passages, words) for each block."""
     step = max(1, sum(len(offsets) - 1 for _, offsets in texts) // _SHARED_PASSAGES)
-    return [count_columns(np.where(ids < words, ids, np.int32(-1)), offsets, words)[::step] for ids, offsets in texts]
+    sampled = []
+    for ids, offsets in texts:
+        sizes = np.diff(offsets)[::step]
+        some = ids[spread(offsets[:-1][::step], sizes)]
+        sampled.append(count_columns(np.where(some < words, some, np.int32(-1)), offsets_of(sizes), words))
+    return sampled
 
 
 def _without_shared(vectors: FloatArray, sampled: Sequence[Any], weights: FloatArray) -> npt.NDArray[np.float16]:

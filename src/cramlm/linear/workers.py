@@ -1,14 +1,16 @@
-"""Threads that fit linear models side by side.
+"""Threads that fit linear models and count and train word vectors side by side.
 
-Matrix products, liblinear and most of NumPy release the interpreter's lock. With one thread a call runs when its result is read, so that
-nothing is computed that is not used.
+Matrix products, compiled kernels, liblinear and most of NumPy release the interpreter's lock. With one thread a call runs when its result
+is read, so that nothing is computed that is not used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
+from functools import partial
+from itertools import pairwise
 from threading import Event as Flag
 from types import TracebackType
 from typing import Final, Self, TypeVar
@@ -17,6 +19,7 @@ from cramlm.records import Emit, Event
 
 _Result = TypeVar("_Result")
 _REPEAT_SECONDS: Final = 0.5
+_RANGES: Final = 2  # per thread, so that none waits long for another
 MIN_THREADED_PRODUCTS: Final = 1_000_000
 """Texts * texts * labels of a fit in coordinates. Of smaller ones the interpreter, which runs one thread at a time, takes the most time."""
 
@@ -51,7 +54,8 @@ class Workers:
     waiting: called in this thread while it waits for a result, twice a second; an error that it raises ends the block.
     """
 
-    def __init__(self, threads: int, *, waiting: Callable[[], None]) -> None:
+    def __init__(self, threads: int, *, waiting: Callable[[], None] = lambda: None) -> None:
+        self.threads = threads
         self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
         self._waiting, self._ended = waiting, Flag()
 
@@ -73,6 +77,18 @@ class Workers:
 
         return wait
 
+    def all(self, calls: Iterable[Callable[[], _Result]]) -> list[_Result]:
+        """The results of calls, in their order."""
+        started = [self.start(call) for call in calls]
+        return [result() for result in started]
+
+    def ranges(self, count: int, call: Callable[[int, int], object]) -> None:
+        """Run call(first, end) for ranges that together are range(count)."""
+        bounds = (
+            [count * number // (_RANGES * self.threads) for number in range(_RANGES * self.threads + 1)] if self.parallel else [0, count]
+        )
+        self.all(partial(call, first, end) for first, end in pairwise(bounds))
+
     def go_on(self) -> None:
         """Raise an error if the calls must end. A long call calls this between its parts."""
         if self._pool is None:
@@ -87,3 +103,7 @@ class Workers:
         if self._pool is not None:
             self._ended.set()
             self._pool.shutdown(cancel_futures=True)
+
+
+ONE: Final = Workers(1)
+"""The calling thread alone."""

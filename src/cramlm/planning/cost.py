@@ -130,7 +130,7 @@ def forecast_cost(
     """
     speed = machine.speed
     vector_memory = forecast_word_vectors(texts.corpus_bytes)[1]
-    preparing = preparing_seconds(texts.corpus_bytes)
+    preparing = preparing_seconds(texts.corpus_bytes, machine.joint.threads)
     units, amount = (speed, None) if limit.flops is None else (machine.speed_per_flop, limit.flops)
     if limit.seconds is not None:
         amount = limit.seconds - elapsed - preparing - finishing_seconds(texts.sizes, speed)
@@ -171,14 +171,14 @@ def forecast_cost(
     )
 
 
-def preparing_seconds(corpus_bytes: int) -> float:
-    """Seconds of one core before training: reading, indexing and searching raw text, and counting its word vectors."""
-    return corpus_bytes * _SECONDS_PER_BYTE + forecast_word_vectors(corpus_bytes)[0]
+def preparing_seconds(corpus_bytes: int, threads: int) -> float:
+    """Seconds before training: reading, indexing and searching raw text, and counting its word vectors."""
+    return corpus_bytes * _SECONDS_PER_BYTE + forecast_word_vectors(corpus_bytes, threads)[0]
 
 
-def check_least_time(limit: Budget, corpus_bytes: int) -> None:
+def check_least_time(limit: Budget, corpus_bytes: int, threads: int) -> None:
     """Raises UsageError if a budget of time does not suffice for the raw text and for what follows training, whatever training takes."""
-    least = preparing_seconds(corpus_bytes) + _LOADING
+    least = preparing_seconds(corpus_bytes, threads) + _LOADING
     if limit.seconds is not None and least >= limit.seconds:
         what = f"reading and counting {size(corpus_bytes)} of raw text and the export take" if corpus_bytes else "the export takes"
         raise UsageError(f"the budget leaves no time to train: {what} about {least:.0f} s; pass a larger --budget")

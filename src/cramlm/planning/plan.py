@@ -132,7 +132,7 @@ def refuse_small_budget(run: RunContext) -> None:
     if limit == Budget() or (run.folder / "plan").is_dir() or not any(map(budget.is_open, config.phases)):
         return
     texts = estimate_texts(run.task, config, _corpus_bytes(config))
-    check_least_time(limit, texts.corpus_bytes)
+    check_least_time(limit, texts.corpus_bytes, run.threads)
     if limit.flops is not None:
         precision = resolve_precision(config.precision, resolve_device(config.device))
         setups = (_setup(config, phase, precision) for phase in _phase_of_each_kind(config.phases))

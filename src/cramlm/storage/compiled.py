@@ -1,8 +1,9 @@
-"""The decorator that compiles kernels at their first call and keeps the machine code on disk for the next process.
+"""The decorators of compiled functions: kernels, compiled at their first call, and instructions.
 
-numba invalidates machine code by the source file of the function alone, but kernels use functions and constants of other files. So the code
-is kept in a folder named after the kernel's file and the files beside it that it imports: an edit to any of them compiles anew.
-That folder is in $NUMBA_CACHE_DIR, else in __pycache__ beside the kernels; if that is not writable, in the user's cache folder.
+The machine code of kernels is on disk for the next process. numba invalidates it by the source file of the function alone, but kernels use
+functions and constants of other files. So the code is kept in a folder named after the kernel's file and the files beside it that it
+imports: an edit to any of them compiles anew. That folder is in $NUMBA_CACHE_DIR, else in __pycache__ beside the kernels; if that is not
+writable, in the user's cache folder.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from numba import njit
+from numba import extending, njit
 from numba.core import config, types
 from numba.core.caching import FunctionCache
 from numba.core.runtime.nrt import rtsys
@@ -43,6 +44,11 @@ def jit(function: Callable[..., Any], *, fastmath: set[str] | bool = False, inli
         return kernel
     finally:
         settings.CACHE_DIR = before
+
+
+def intrinsic(define: Callable[..., Any]) -> Any:
+    """Return numba's intrinsic; its type in numba has the first parameter, which callers do not pass."""
+    return extending.intrinsic(define)
 
 
 def _call_template(template: Callable[..., Any], arguments: Any, keywords: Any) -> Any:

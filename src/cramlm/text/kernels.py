@@ -8,15 +8,13 @@ NumPy's reductions and searches are not called here: loading a kernel that calls
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
 from llvmlite import ir
-from numba import extending
 from numba.core import types
 
-from cramlm.storage.compiled import jit
+from cramlm.storage.compiled import intrinsic, jit
 
 # Classes of characters: SPACE separates tokens; WORD and OTHER form runs; each ALONE is a token; MARK and STACKING extend the previous WORD
 # or ALONE, and STACKING also joins the next ALONE.
@@ -55,11 +53,6 @@ _START = np.array([0x6A09E667, 0xBB67AE85, 0x3C6EF372, 0xA54FF53A, 0x510E527F, 0
 WIDTH: Final = 64  # bytes classified at once, a bit each
 _BYTE, _WORD = ir.IntType(8), ir.IntType(64)
 _BYTES = ir.VectorType(_BYTE, WIDTH)
-
-
-def intrinsic(define: Callable[..., Any]) -> Any:
-    """Return numba's intrinsic; its type in numba has the first parameter, which callers do not pass."""
-    return extending.intrinsic(define)
 
 
 def _load(context: Any, builder: Any, array_type: Any, array: Any, index: Any, kind: Any) -> Any:

@@ -25,6 +25,7 @@ from cramlm.linear.model import FORMAT, LinearModel
 from cramlm.linear.self_training import reads_unlabelled, self_trained, self_training_reads_seed
 from cramlm.linear.token_vectors import WORDS_SHARE, fit_token_vectors, join_token_vectors
 from cramlm.linear.word_vectors import CorpusVectors, WordVectors
+from cramlm.linear.workers import Workers
 from cramlm.model.tokenizer import UNCUT
 from cramlm.pipeline.context import EncodedTexts, RunContext, RunPlan, SelectedPassages, Stage, fingerprint, write_json
 from cramlm.planning.budget import Speed, plan_selection
@@ -71,7 +72,8 @@ def embedding(run: RunContext, text: EncodedTexts, words: Artifact | None) -> Ar
         if words is not None:
             fitted = fit_token_vectors(CorpusVectors.load(words.path).counted, text.tokenizer, count_tokens(texts, vocab_size), width=width)
         missing = encoder.embedding_width - (0 if fitted is None else width)
-        values = token_embeddings(texts, vocab_size=vocab_size, **(sizes | {"width": missing}))
+        with Workers(run.threads) as workers:
+            values = token_embeddings(texts, vocab_size=vocab_size, **(sizes | {"width": missing}), workers=workers)
         counted = f"{int(np.isfinite(values[:, 0]).sum()):,} of {vocab_size:,} tokens"
         message = f"{counted} have a co-occurrence embedding, from {sum(len(each.ids) for each in texts):,} tokens of text"
         if fitted is not None:
@@ -122,7 +124,7 @@ def fit_naive_bayes(run: RunContext, selection: SelectedPassages) -> Artifact | 
 
 def word_vectors(run: RunContext, corpus: Corpus) -> Artifact:
     """The word vectors of the corpus, from the store."""
-    return build_word_vectors(corpus, run.store, diacritics=run.config.diacritics, emit=run.emit)
+    return build_word_vectors(corpus, run.store, diacritics=run.config.diacritics, threads=run.threads, emit=run.emit)
 
 
 def fit_static(run: RunContext, words: Artifact, baseline: Artifact | None, bayes: Artifact | None) -> Artifact:

@@ -173,10 +173,17 @@ class Vocabulary:
 
     def number(self, terms: Sequence[str]) -> tuple[Int32Array, IntArray]:
         """Return the numbers of terms, as `tokenize` does for documents; one that cannot be a term becomes several, or none."""
-        text, offsets = joined([term.encode() for term in terms])
-        starts, term = np.zeros(len(terms) + 1, np.int64), 0
+        return self._number(*joined([term.encode() for term in terms]))
+
+    def add(self, other: Vocabulary) -> Int32Array:
+        """Add the terms of another vocabulary in their order; return the number here of each of its terms."""
+        return self._number(other.term_bytes, other.term_offsets)[0]
+
+    def _number(self, text: ByteArray, offsets: IntArray) -> tuple[Int32Array, IntArray]:
+        text, offsets, terms = read_only(text), read_only(offsets), len(offsets) - 1
+        starts, term = np.zeros(terms + 1, np.int64), 0
         self._state[1] = 0
-        while term < len(terms):
+        while term < terms:
             term, reason = kernels.number_terms(
                 text, offsets, term, _FOLD,
                 self._keys, self._ids, self._bytes, self._offsets, self._state, self._tokens, starts,
