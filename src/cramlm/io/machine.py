@@ -109,7 +109,7 @@ def trim_memory() -> None:
     """Collect garbage and return freed pages to the system.
 
     glibc keeps freed memory in its heap, so that a process that trains one model after the other grows by fragmentation. It takes
-    milliseconds and belongs between pieces of work, not into every step.
+    some 0.3 seconds, and the pages that are needed again take as long, so it belongs between pieces of work.
     """
     gc.collect()
     if sys.platform == "linux":

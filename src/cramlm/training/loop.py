@@ -43,6 +43,8 @@ from cramlm.training.prefetch import batches_of
 from cramlm.training.ranks import ALONE, Ranks, Stop, never
 from cramlm.training.sequences import shard
 
+_TRIMMED_EVERY: Final = 60.0
+"""Seconds. The heap grows by 0.3 to 0.6 GB an hour; to trim it takes half a second, with what the next step faults in again."""
 _TIMES: Final = 10  # dev evaluations and checkpoints in a phase, unless it sets them
 _REPORTS: Final = 100  # "step" events in a phase
 _PROGRESS_SECONDS: Final = 0.5  # least time between "progress" events
@@ -151,6 +153,7 @@ class _PhaseRun:
         self.progress = Progress(device=model.device.type)
         self.best: dict[str, Tensor] = {}
         self.saved_step: int | None = None
+        self.trimmed = time.perf_counter()
         self.pending: Callable[[], None] | None = None  # reads and records the numbers of the last step
 
     @functools.cached_property
@@ -310,7 +313,9 @@ class _PhaseRun:
         tensors = {"weights": self.weights, "moments": self.updater.optimizer.state_tensors(), "best": self.best}
         job.ranks.on_leader(lambda: str(save_checkpoint(job.work, self.progress, **tensors, fingerprint=job.fingerprint)))
         self.saved_step = self.progress.step
-        trim_memory()  # batches of many sizes fragment the heap: 0.3 to 0.6 GB an hour (docs/log.md)
+        if (now := time.perf_counter()) - self.trimmed > _TRIMMED_EVERY:  # batches of many sizes fragment the heap: docs/log.md
+            trim_memory()
+            self.trimmed = now
 
     def check_weights(self) -> None:
         """Raise before weights are scored or saved that are not finite (an update can overflow although loss and gradient were finite), or
