@@ -93,7 +93,7 @@ def fit_and_stop(config: dict[str, Any], out: Path, store: Path, stage: str, *, 
 def test_a_run_publishes_every_stage_and_a_model_that_learned_the_task(finished: Finished) -> None:
     folder = finished.run
     assert (folder / "run.toml").read_text("utf-8") == to_toml(load_config(finished.config))
-    built = "task baseline plan selection tokenizer tokens embedding static bayes schedule teacher phase-1-joint phase-2-finetune"
+    built = "task baseline plan selection tokenizer tokens embedding static bayes teacher schedule phase-1-joint phase-2-finetune"
     stages = [*built.split(), "logit-adjustment", "evaluation", "export"]
     assert all((folder / stage / "manifest.json").is_file() for stage in stages)
     stored = [manifest.parts[-3] for manifest in finished.store.glob("*/*/manifest.json")]

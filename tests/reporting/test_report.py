@@ -255,7 +255,7 @@ def test_an_unfinished_run_lists_its_finished_stages(copied: Path) -> None:
     for stage in ("phase-2-finetune", "logit-adjustment", "evaluation", "export"):
         shutil.rmtree(copied / stage)
     words = Page(report_page(copied)).words
-    published = "task, baseline, plan, selection, tokenizer, tokens, embedding, static, bayes, schedule, teacher, phase-1-joint"
+    published = "task, baseline, plan, selection, tokenizer, tokens, embedding, static, bayes, teacher, schedule, phase-1-joint"
     assert f"This run is not finished. Finished stages: {published}." in words
     assert "The model is not evaluated yet." in words
     assert "There are no predictions yet." in words

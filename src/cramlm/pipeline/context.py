@@ -1,6 +1,6 @@
 """The context of a run and what its stages share: `Stage`, which makes keys, the plan, the encoded texts, the selection.
 
-`shared_stages` shares stages between runs. Those between the selection and the schedule depend on the task, the texts and a few settings;
+`shared_stages` shares stages between runs. Most of those before training depend on the task, the texts and a few settings only;
 another run with equal inputs (in another folder, with another recipe or seed) links their files from `stages/` in the store. Phases are
 trained by every run.
 """

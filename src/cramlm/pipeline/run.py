@@ -1,7 +1,7 @@
 """The whole method in order: `run(config, out=...)`.
 
     task -> baseline -> plan -> corpus -> index -> selection -> tokenizer -> tokens -> prompt -> word vectors -> embedding
-    -> bayes -> static -> schedule -> teacher -> phases -> logit adjustment -> evaluation -> export -> report
+    -> bayes -> static -> teacher -> schedule -> phases -> logit adjustment -> evaluation -> export -> report
 
 A linear model (`config.model`) skips the stages that only an encoder needs; what imports torch is imported where it is used, since a run of
 a linear model needs none.
@@ -170,8 +170,8 @@ def _run_encoder(run: RunContext, baseline: Artifact | None) -> tuple[RunConfig,
 
     from cramlm.pipeline.stages import train
     from cramlm.pipeline.stages.teacher import teach_by_linear_models
+    from cramlm.planning.plan import phases_in_rows, schedule
     from cramlm.planning.plan import plan as plan_stage
-    from cramlm.planning.plan import schedule
 
     config = run.config
     plan = plan_stage(run)
@@ -187,10 +187,10 @@ def _run_encoder(run: RunContext, baseline: Artifact | None) -> tuple[RunConfig,
     embedding = None if start == "random" else linear.embedding(run, texts, words if start == "words" else None)
     bayes = linear.fit_naive_bayes(run, selection) if selection is not None and (scored or "bayes" in teaching) else None
     static = linear.fit_static(run, words, baseline, bayes) if words is not None and fits_static else None
-    planned = schedule(run, plan, texts)
     linear_models = _present(tfidf=baseline, bayes=bayes, static=static)
     teachers: dict[str, Artifact] = {name: model for name, model in linear_models.items() if name in teaching}
-    teacher = teach_by_linear_models(run, texts, teachers, planned.phases) if teachers else None
+    teacher = teach_by_linear_models(run, texts, teachers, phases_in_rows(run, texts)) if teachers else None
+    planned = schedule(run, plan, texts)  # the last stage before training, so that it knows the time that is left
     if selection is not None:
         selection.release_texts()
     trained = train.train(run, plan, planned, texts, teacher=teacher, embedding=embedding)

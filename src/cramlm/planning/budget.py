@@ -90,6 +90,11 @@ def row_length(lengths: IntArray, *, longest: int) -> int:
     return min(fitting[0] if fitting else ROW_LENGTHS[-1], longest)
 
 
+def in_rows(phases: Sequence[PhaseConfig], rows: int) -> tuple[PhaseConfig, ...]:
+    """The phases with this row length where they leave it open."""
+    return tuple(phase if phase.max_length else phase.model_copy(update={"max_length": rows}) for phase in phases)
+
+
 def finetune_passes(examples: int) -> float:
     """Passes over the labelled texts, 10 to 60: the more texts, the fewer passes (about 1,000 to 1,900 updates of 32 in between)."""
     return float(np.clip(40_000 / max(examples, 1), 10, 60))
@@ -105,7 +110,7 @@ def plan_phases(phases: Sequence[PhaseConfig], *, sizes: Sizes, speed: Speed, am
     Raises:
         UsageError: if there is no budget and a phase names neither steps nor passes, or the budget is too small to train at all.
     """
-    phases = [phase if phase.max_length else phase.model_copy(update={"max_length": rows}) for phase in phases]
+    phases = in_rows(phases, rows)
     boundless = [phase.name for phase in phases if is_open(phase) and (phase.text_terms or phase.external) and phase.max_passes is None]
     if boundless and amount is None:
         raise UsageError(f"phase {boundless[0]!r} has no steps and there is no budget; pass --budget 20m or --set phases[0].steps=N")

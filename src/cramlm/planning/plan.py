@@ -354,6 +354,15 @@ class Schedule:
     rows: int
 
 
+def phases_in_rows(run: RunContext, text: EncodedTexts) -> tuple[PhaseConfig, ...]:
+    """The phases of the config with the row length that the schedule gives them; the teacher labels pieces of passages of this length."""
+    return budget.in_rows(run.config.phases, _row_length(run, _lengths(text.tokenizer, run.task.train, text.prompt)))
+
+
+def _row_length(run: RunContext, lengths: IntArray) -> int:
+    return budget.row_length(lengths, longest=run.config.encoder.max_positions)
+
+
 def schedule(run: RunContext, plan: RunPlan, text: EncodedTexts) -> Schedule:
     """Set steps, row length and evaluation interval of every phase, from the remaining time and the tokens.
 
@@ -362,7 +371,7 @@ def schedule(run: RunContext, plan: RunPlan, text: EncodedTexts) -> Schedule:
 
     def write(target: Path) -> None:
         lengths = _lengths(text.tokenizer, run.task.train, text.prompt)
-        rows = budget.row_length(lengths, longest=run.config.encoder.max_positions)
+        rows = _row_length(run, lengths)
         longest = max(phase.max_length or rows for phase in run.config.phases)
         dev, test = (
             int(np.minimum(_lengths(text.tokenizer, split, text.prompt), longest).sum()) for split in (run.task.dev, run.task.test)

@@ -55,7 +55,7 @@ def stages_of(config: RunConfig) -> list[str]:
     teacher = ["teacher"] if fitted & set(teaching) else []
     phases = [f"phase-{number}-{phase.name}" for number, phase in enumerate(config.phases, start=1)]
     adjusts = ["logit-adjustment"] if config.logit_adjustment == "dev" and KINDS[config.task.kind].has_prior else []
-    trained = ["tokenizer", "tokens", *words, *embedding, *bayes, *static, "schedule", *teacher, *phases, *adjusts]
+    trained = ["tokenizer", "tokens", *words, *embedding, *bayes, *static, *teacher, "schedule", *phases, *adjusts]
     return [*first, "plan", *text, *trained, "evaluation", "export", "report"]
 
 

@@ -161,7 +161,7 @@ def read_run(path: Path) -> RunRecord:
     phases = [f"phase-{number}-{phase.name}" for number, phase in enumerate(config.phases, start=1)]
     kinds = {
         name: name
-        for name in (TASK, "baseline", "plan", "selection", "tokenizer", "tokens", "embedding", "static", "bayes", "schedule", "teacher")
+        for name in (TASK, "baseline", "plan", "selection", "tokenizer", "tokens", "embedding", "static", "bayes", "teacher", "schedule")
     }
     kinds |= dict.fromkeys(phases, "phase") | {name: name for name in ("logit-adjustment", "evaluation", "export")}
     published = {name: open_artifact(path / name, kind=kind) for name, kind in kinds.items() if (path / name / MANIFEST).is_file()}

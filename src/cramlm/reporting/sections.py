@@ -43,7 +43,7 @@ Data: TypeAlias = dict[str, Any]
 
 _BEFORE_PHASES = (  # stages in the order of the pipeline
     *("task", "baseline", "plan", "corpus", "index", "selection", "tokenizer"),
-    *("tokens", "prompt", "embedding", "bayes", "word-vectors", "static", "schedule", "teacher"),
+    *("tokens", "prompt", "embedding", "bayes", "word-vectors", "static", "teacher", "schedule"),
 )
 _AFTER_PHASES = ("logit-adjustment", "evaluation", "export")
 _LOSS_CHARTS = {
