@@ -287,6 +287,7 @@ def test_version_and_doctor_print_versions_and_hardware() -> None:
         (["predict", "missing", "my data.csv"], 2, ["missing: no such folder"]),
         (["explain", "missing", "train.jsonl"], 2, ["train.jsonl: is a file", "cramlm predict"]),
         (["search", "missing", "train.jsonl"], 2, ["train.jsonl: is a file; pass it with --queries"]),
+        (["search", "missing", "a text", "--id-column", "key"], 2, ["--id-column are columns of a file of queries; pass --queries"]),
     ],
 )
 def test_an_error_is_one_line_with_its_exit_code(arguments: list[str], code: int, needles: list[str], tmp_path: Path) -> None:

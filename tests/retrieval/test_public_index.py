@@ -87,6 +87,8 @@ def test_paths_and_texts_are_distinguished(tmp_path: Path) -> None:
         cramlm.Index.build([5], tmp_path / "index")  # type: ignore[list-item]
     with pytest.raises(UsageError, match=r"no setting 'k2' of an index; it has .*k1"):
         cramlm.Index.build(["a"], tmp_path / "index", k2=1)  # type: ignore[call-arg]
+    with pytest.raises(UsageError, match="workers: 0 processes; pass 1 or more, or None"):
+        cramlm.Index.build(["a"], tmp_path / "index", workers=0)
 
 
 @pytest.mark.parametrize(

@@ -398,6 +398,8 @@ def search(
         refuse_output(run, queries, qrels)
     if query is not None and (run is not None or qrels is not None):
         raise UsageError("--run and --qrels need a file of queries; pass --queries")
+    if query is not None and (text_column, id_column) != ("text", "id"):
+        raise UsageError("--text-column and --id-column are columns of a file of queries; pass --queries")
     changed: dict[str, Any] = {name: value for name, value in (("k1", k1), ("b", b), ("norm", norm)) if value is not None}
     opened = Index.open(index)
     opened = replace(opened, scoring=replace(opened.scoring, **changed))

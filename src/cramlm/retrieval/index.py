@@ -269,6 +269,8 @@ def build_catalog(
     Raises:
         UsageError: as `Index.build`.
     """
+    if workers is not None and workers < 1:
+        raise UsageError(f"workers: {workers} processes; pass 1 or more, or None for one per core")
     _refuse_other_files(folder, *unfinished)
     corpus = build_corpus(config, folder, workers=workers, executor=executor, emit=emit)
     index = build_index(corpus, folder, analyzer=analyzer, workers=workers or available_cores(), executor=executor, emit=emit)
