@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.feature_extraction.text import TfidfVectorizer
 
-from cramlm.linear import features
+from cramlm.linear import character_ngrams, features
 from cramlm.linear.features import Terms, TextMatrices, Tfidf, Vocabulary, join, normalize
 from cramlm.records import PAIR_BOUNDARY, Example
 from cramlm.text.markers import Markers
@@ -123,6 +123,20 @@ def test_character_ngrams_of_any_text_equal_those_of_scikit_learn(texts: list[st
         np.testing.assert_allclose(matrix.toarray(), train.toarray(), atol=1e-6)
     else:
         assert vocabulary.terms == ()
+
+
+@given(st.lists(st.text(alphabet="abcA é<'\n漢\U0001d49c", max_size=20), max_size=12), st.lists(st.text("abdé ", max_size=9), max_size=5))
+def test_compiled_counts_of_character_ngrams_equal_those_of_plain_python(texts: list[str], others: list[str]) -> None:
+    plain, matrix = Vocabulary.fit("characters", texts)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(features, "_PLAIN_CHARACTERS", -1)
+        patch.setattr(character_ngrams, "_BLOCK", 3)  # words: the table grows between blocks
+        patch.setattr(character_ngrams, "_LEAST_PLACES", 2)
+        compiled, other = Vocabulary.fit("characters", texts)
+        transformed = compiled.transform(others)
+    assert compiled.terms == plain.terms
+    for one, same in ((matrix, other), (plain.transform(others), transformed)):
+        assert all(np.array_equal(getattr(one, part), getattr(same, part)) for part in ("indptr", "indices", "data"))
 
 
 def test_texts_without_a_term_have_no_columns_and_rows_of_length_0() -> None:

@@ -10,6 +10,7 @@ import pytest
 from linear_fixtures import TOPICS, example, number_task, several_labels_task, word_vectors
 
 from cramlm.evaluation.kinds import KINDS
+from cramlm.linear import teacher as linear_teacher
 from cramlm.linear.features import TextMatrices, Tfidf, Variant, Vocabulary, normalize
 from cramlm.linear.files import Scheme, Setting
 from cramlm.linear.fit import SearchSpace, fit_linear
@@ -148,7 +149,7 @@ def test_the_models_logit_adjustment_is_part_of_its_soft_labels() -> None:
     assert odds[1] > odds[0] + 0.5
 
 
-def test_soft_labels_are_those_of_the_combination_of_all_models() -> None:
+def test_soft_labels_are_those_of_the_combination_of_all_models(monkeypatch: pytest.MonkeyPatch) -> None:
     task = task_of(rows_of(("hill", "sea"), 20))
     words, characters = model_of(task), replace(model_of(task, "characters"), tau=0.5)
     teacher = Teacher.of({"tfidf": words, "static": characters}, task, metric="macro_f1")
@@ -157,6 +158,11 @@ def test_soft_labels_are_those_of_the_combination_of_all_models() -> None:
     outputs = {name: KINDS["classification"].outputs(model.logits(texts)) for name, model in teacher.models.items()}
     expected = KINDS["classification"].outputs(teacher.combination.logits(outputs))
     np.testing.assert_allclose(teacher.soft_labels(texts), expected, rtol=1e-6)
+    monkeypatch.setattr(linear_teacher, "_BLOCK", 12)  # characters: a block for each text
+    done: list[int | None] = []
+    in_blocks = teacher.soft_labels([*texts, ""], threads=2, emit=lambda event: done.append(event.done))
+    np.testing.assert_allclose(in_blocks[:3], expected, rtol=1e-5)
+    assert done == [0, 1, 2]
     assert label_counts(task).tolist() == [20, 20]
 
 

@@ -20,9 +20,10 @@ import itertools
 import re
 import unicodedata
 from array import array
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +34,9 @@ from cramlm.retrieval.bm25.terms import split_terms
 from cramlm.storage.arrays import offsets_of
 from cramlm.text.markers import Markers
 from cramlm.text.words import split_runs, word_pattern
+
+if TYPE_CHECKING:
+    from cramlm.linear.character_ngrams import NgramTable
 
 Variant: TypeAlias = Literal["words", "tokens", "characters", "union", "marked", "unigrams"]
 Terms: TypeAlias = Literal["words", "tokens", "characters", "segments", "unigrams"]
@@ -91,11 +95,19 @@ class Vocabulary:
         """The matrix of texts, scipy CSR float32 (texts, terms); rows have length 1, or 0 if a text has no term of the vocabulary."""
         if not self.terms or not texts:
             return scipy.sparse.csr_matrix((len(texts), len(self.terms)), dtype=np.float32)
-        return self._weigh(_count(self.kind, texts, self._columns, self.markers)[0])
+        return self._weigh(_count(self.kind, texts, self, self.markers)[0])
 
     @functools.cached_property
-    def _columns(self) -> Mapping[str, int]:
+    def columns(self) -> Mapping[str, int]:
+        """The column of each term, in order."""
         return {term: column for column, term in enumerate(self.terms)}
+
+    @functools.cached_property
+    def ngrams(self) -> NgramTable:
+        """The terms as n-grams that are counted by a compiled kernel."""
+        from cramlm.linear.character_ngrams import NgramTable  # here: imports numba
+
+        return NgramTable(self.terms)
 
     def _weigh(self, counts: Any) -> Any:
         matrix = scipy.sparse.csr_matrix(counts, dtype=np.float32)
@@ -157,11 +169,12 @@ def unit_rows(matrix: Any) -> Any:
     return matrix
 
 
-def _count(kind: Terms, texts: Sequence[str], columns: Mapping[str, int] | None, markers: Markers | None) -> tuple[Any, Sequence[str]]:
-    """Counts of terms, CSR (texts, terms), and the terms in column order. columns: a fixed vocabulary; None = that of the texts.
+def _count(kind: Terms, texts: Sequence[str], vocabulary: Vocabulary | None, markers: Markers | None) -> tuple[Any, Sequence[str]]:
+    """Counts of terms, CSR (texts, terms), and the terms in column order. vocabulary: the terms that are counted; None = all of the texts.
 
     markers: those between segments.
     """
+    columns = None if vocabulary is None else vocabulary.columns
     if kind == "segments":
         assert markers is not None, "segments lie between markers"
         return count_terms((_segment_terms(markers, text) for text in texts), columns)
@@ -170,8 +183,21 @@ def _count(kind: Terms, texts: Sequence[str], columns: Mapping[str, int] | None,
     if kind != "characters":
         return count_terms(map(_TERMS[kind], texts), columns)
     of_words, words = count_terms((text.lower().split() for text in texts), None)
-    of_ngrams, ngrams = count_terms(map(character_ngrams, words), columns)
+    of_ngrams, ngrams = _count_ngrams(words, vocabulary)
     return of_words @ of_ngrams, ngrams
+
+
+def _count_ngrams(words: Sequence[str], vocabulary: Vocabulary | None) -> tuple[Any, Sequence[str]]:
+    """As `_count`, of the character n-grams of words."""
+    if sum(map(len, words)) <= _PLAIN_CHARACTERS:
+        return count_terms(map(character_ngrams, words), None if vocabulary is None else vocabulary.columns)
+    from cramlm.linear.character_ngrams import NgramTable  # here: imports numba
+
+    if vocabulary is not None:
+        return count_columns(*vocabulary.ngrams.count(words, grow=False), len(vocabulary.terms)), vocabulary.terms
+    table = NgramTable()
+    ids, offsets = table.count(words, grow=True)
+    return _in_alphabetical_order(count_columns(ids, offsets, len(table.ngrams)), table.ngrams)
 
 
 def count_words(texts: Sequence[str], columns: Mapping[str, int] | None) -> tuple[Any, Sequence[str]]:
@@ -206,24 +232,25 @@ def count_terms(texts: Iterable[Sequence[str]], columns: Mapping[str, int] | Non
     columns: the columns of the terms that are counted, in order; None = all terms, in alphabetical order. Equal to the matrix of
     scikit-learn's CountVectorizer, which takes longer to import than a prediction takes.
     """
-    known: dict[str, int] = {}
+    known: defaultdict[str, int] = defaultdict(itertools.count().__next__)
     ids, offsets = array("i"), [0]
     for terms in texts:
-        if columns is None:
-            ids.extend([known.setdefault(term, len(known)) for term in terms])
-        else:
-            ids.extend([column for term in terms if (column := columns.get(term)) is not None])
+        ids.extend(map(known.__getitem__, terms) if columns is None else map(columns.get, terms, itertools.repeat(-1)))
         offsets.append(len(ids))
-    entries = (np.ones(len(ids), dtype=np.float32), np.frombuffer(ids, dtype=np.int32), offsets)
-    counts = scipy.sparse.csr_matrix(entries, shape=(len(offsets) - 1, len(known if columns is None else columns)))
-    counts.sum_duplicates()
+    width = len(known if columns is None else columns)
+    counts = count_columns(np.frombuffer(ids, dtype=np.int32), np.array(offsets), width)
     if columns is not None:
         return counts, list(columns)
-    names = sorted(known)
-    column_of = np.empty(len(names), dtype=np.int32)
-    column_of[[known[name] for name in names]] = np.arange(len(names), dtype=np.int32)
+    return _in_alphabetical_order(counts, list(known))
+
+
+def _in_alphabetical_order(counts: Any, terms: Sequence[str]) -> tuple[Any, Sequence[str]]:
+    """Counts and terms with the columns in the order of their terms. The order of the entries of a row stays."""
+    order = sorted(range(len(terms)), key=terms.__getitem__)
+    column_of = np.empty(len(terms), dtype=np.int32)
+    column_of[order] = np.arange(len(terms), dtype=np.int32)
     counts.indices, counts.has_sorted_indices = column_of[counts.indices], False
-    return counts, names
+    return counts, [terms[column] for column in order]
 
 
 def _with_pairs(tokens: Sequence[str]) -> list[str]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final, assert_never
 
 import numpy as np
@@ -34,6 +35,7 @@ TRAINING_TEXTS_FILE: Final = "task.npy"
 """In the folder of a run's teacher: `out_of_fold_labels`."""
 ALIGNMENT_PRIOR: Final = 100
 """Weight, in passages, of the gold labels' frequencies in the mean prediction that is aligned with them."""
+_BLOCK: Final = 2_000_000  # characters of texts that are predicted at a time: their matrices have some 30 MB
 _FOLD_STREAM: Final = 0x666F  # separates these folds from other random choices with the same seed
 
 
@@ -56,10 +58,24 @@ class Teacher:
         combination = combine_on_dev(task, outputs, metric=metric).combination
         return cls({name: models[name] for name in combination.models}, combination, task.scale)
 
-    def soft_labels(self, texts: Sequence[str]) -> FloatArray:
-        """Return the targets of texts, float32 (texts, labels): probabilities, or standardized numbers."""
+    def soft_labels(self, texts: Sequence[str], *, threads: int = 1, emit: Emit = silent) -> FloatArray:
+        """Return the targets of texts, float32 (texts, labels): probabilities, or standardized numbers.
+
+        emit: gets progress events of the stage `teacher`.
+        """
         if not texts:
             return np.zeros((0, len(self.combination.labels)), dtype=np.float32)
+        block_of = np.cumsum([len(text) for text in texts]) // _BLOCK
+        bounds = [0, *(np.flatnonzero(np.diff(block_of)) + 1).tolist(), len(texts)]
+        progress, parts = LastProgress(emit), list[FloatArray]()
+        with Workers(threads, waiting=progress.repeat) as workers:
+            blocks = [(first, workers.start(functools.partial(self._soft_labels, texts[first:end]))) for first, end in pairwise(bounds)]
+            for first, wait in blocks:
+                progress(Event("progress", "teacher", "soft labels", done=first, total=len(texts), unit="texts"))
+                parts.append(wait())
+        return np.concatenate(parts)
+
+    def _soft_labels(self, texts: Sequence[str]) -> FloatArray:
         kind = KINDS[self.combination.kind]
         shared = next(iter(self.models.values())).prepare(texts)
         outputs = {name: kind.outputs(model.logits_of_features(model.features(shared))) for name, model in self.models.items()}

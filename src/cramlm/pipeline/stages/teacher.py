@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, assert_never
 
@@ -67,7 +68,8 @@ def teach_by_linear_models(run: RunContext, text: EncodedTexts, models: Mapping[
         loaded = {name: LinearModel.load(model.path) for name, model in models.items()}
         teacher, messages = Teacher.of(loaded, run.task, metric=run.config.metric), []
         assert selection is not None
-        whole = None if config.passage_share == 0 or changes_pieces else teacher.soft_labels(selection.texts())
+        predict = partial(teacher.soft_labels, threads=run.threads, emit=run.emit)
+        whole = None if config.passage_share == 0 or changes_pieces else predict(selection.texts())
         for name, length in files.items():
             tokens, pieces = _pieces(selection, tokenizer, length)
             if marking is not None:
@@ -78,7 +80,7 @@ def teach_by_linear_models(run: RunContext, text: EncodedTexts, models: Mapping[
                 firsts, seconds = [pair.text for pair in pairs], [pair.text_pair for pair in pairs]
                 _save_pieces(target, length, tokenizer.sequences(firsts, seconds, max_length=length, cut="truncate"), tokens.source)
                 pieces = [pair.divided_text for pair in pairs]
-            labels = teacher.soft_labels(pieces)
+            labels = predict(pieces)
             if whole is not None:
                 labels += np.float32(config.passage_share) * (whole[tokens.source] - labels)
             if config.align_distribution:
