@@ -1,11 +1,12 @@
 """The tables of scores in the README and in docs/benchmarks/quality.md, from the results of bench_quality.py.
 
-    python benchmarks/quality_tables.py rungs 2e13flops
+    python benchmarks/quality_tables.py rungs 2e13flops [all]
     python benchmarks/quality_tables.py means 2e13flops
     python benchmarks/quality_tables.py controls 2e13flops
 
-rungs: macro- and micro-F1 of the models by increasing cost, by task, from results/rungs-BUDGET.json. means: their means over development
-and confirmation tasks, which the README shows. controls: means of the control recipes over tasks, from results/quality-BUDGET.json.
+rungs: macro- and micro-F1 of the models by increasing cost, by task, from results/rungs-BUDGET.json, for all numbers of labels or for one.
+means: their means over development and confirmation tasks, which the README shows. controls: means of the control recipes over tasks,
+from results/quality-BUDGET.json.
 """
 
 from __future__ import annotations
@@ -65,14 +66,14 @@ def _summary_cell(scores: Mapping[str, float], first: Mapping[str, float]) -> st
     return f"{100 * fmean(scores.values()):.1f}" + ("" if above is None else f" ({above})")
 
 
-def rungs(measured: Mapping[str, Any]) -> str:
-    """Return a Markdown table for each number of labels, the confirmation tasks in one of their own.
+def rungs(measured: Mapping[str, Any], only: str | None = None) -> str:
+    """Return a Markdown table for each number of labels (or for `only` this one), the confirmation tasks in one of their own.
 
     Rows are tasks, columns the models of `RUNGS` that were measured, cells test macro- and micro-F1, means over seeds; a cell of fewer
     seeds than the task's others says so. Tasks without results for a model are omitted. The last row is the mean over tasks.
     """
     parts = []
-    counts = in_order(labels for experiments in measured["tasks"].values() for labels in experiments)
+    counts = in_order(labels for experiments in measured["tasks"].values() for labels in experiments if only in (None, labels))
     for labels, confirming in product(counts, (False, True)):
         tasks = {task: of for task, of in measured["tasks"].items() if (task in GROUPS["confirmation"]) == confirming}
         arms = {cell["arm"] for experiments in tasks.values() for cell in experiments.get(labels, {"cells": []})["cells"]}
@@ -94,15 +95,19 @@ def rungs(measured: Mapping[str, Any]) -> str:
 
 def means(measured: Mapping[str, Any]) -> str:
     """Return a Markdown table: rows are models (`RUNGS`), columns numbers of labels by group of tasks, cells means of test macro- and
-    micro-F1 over the seeds of `tlm`; a cell of fewer seeds says so. "Not measured" unless all tasks of the group have scores of the model.
-    A column without `tlm` is omitted.
+    micro-F1 over the seeds of `tlm`, of results without it those of `static`; a cell of fewer seeds says so. "Not measured" unless all
+    tasks of the group have scores of the model. A column without that model is omitted, and so is a model that no column has.
     """
     tasks = measured["tasks"]
-    columns = [(group, labels, seeds) for group in GROUPS for labels in COUNTS if (seeds := len(_seeds(tasks, group, labels, FIRST)))]
+    arms = {cell["arm"] for experiments in tasks.values() for experiment in experiments.values() for cell in experiment["cells"]}
+    first = FIRST if FIRST in arms else "static"
+    columns = [(group, labels, seeds) for group in GROUPS for labels in COUNTS if (seeds := len(_seeds(tasks, group, labels, first)))]
     heads = [f"{len(GROUPS[group])} {group} tasks, {labels} labels, {counted(seeds, 'seed')}" for group, labels, seeds in columns]
     lines = [f"| macro-F1 / micro-F1 | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
     for arm, name in RUNGS.items():
-        found = [(group_mean(tasks, group, labels, arm), seeds) for group, labels, seeds in columns]
+        if arm not in arms:
+            continue
+        found = [(group_mean(tasks, group, labels, arm, first), seeds) for group, labels, seeds in columns]
         cells = ("not measured" if mean is None else _rung_cell(mean.macro, mean.micro, mean.seeds, of=seeds) for mean, seeds in found)
         lines.append(f"| `{name}` | {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -117,9 +122,9 @@ class Mean:
     seeds: int
 
 
-def group_mean(tasks: Mapping[str, Any], group: str, labels: str, arm: str) -> Mean | None:
-    """Return the mean of an arm over a group of tasks and the seeds that `tlm` has for all of them; None if a task has no score."""
-    seeds = _seeds(tasks, group, labels, FIRST) & _seeds(tasks, group, labels, arm)
+def group_mean(tasks: Mapping[str, Any], group: str, labels: str, arm: str, first: str = FIRST) -> Mean | None:
+    """Return the mean of an arm over a group of tasks and the seeds that `first` has for all of them; None if a task has no score."""
+    seeds = _seeds(tasks, group, labels, first) & _seeds(tasks, group, labels, arm)
     if not seeds:
         return None
     tests = [
@@ -156,6 +161,6 @@ def in_order(counts: Iterable[str]) -> list[str]:
 
 
 if __name__ == "__main__":
-    printed = {"rungs": (rungs, "rungs"), "means": (means, "rungs"), "controls": (summary, "quality")}
+    printed: dict[str, Any] = {"rungs": (rungs, "rungs"), "means": (means, "rungs"), "controls": (summary, "quality")}
     table, file = printed[sys.argv[1]]
-    print(table(json.loads((RESULTS / f"{file}-{sys.argv[2]}.json").read_bytes())))
+    print(table(json.loads((RESULTS / f"{file}-{sys.argv[2]}.json").read_bytes()), *sys.argv[3:]))
