@@ -76,6 +76,13 @@ def test_a_dry_run_prints_stages_phases_terms_and_cost_and_writes_nothing(fitted
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_a_dry_run_refuses_what_the_run_would_refuse(fitted: Path, tmp_path: Path) -> None:
+    settings = ("--config", fitted / "run.toml", "--set", "teacher.pair_passages=true", "--out", tmp_path / "run", "--store", tmp_path)
+    for more in ((), ("--dry-run",)):
+        refused = cramlm("fit", *settings, *more, cwd=tmp_path)
+        assert_one_line(refused, 2, "teacher.pair_passages = true needs training texts that are pairs")
+
+
 def test_a_dry_run_without_a_budget_prints_the_cost_of_its_steps(fitted: Path, tmp_path: Path) -> None:
     assert "budget" not in read_toml(fitted / "run.toml")
     shown = printed("fit", "--dry-run", "--config", fitted / "run.toml", "--set", "phases[0].steps=5", cwd=tmp_path)

@@ -144,9 +144,7 @@ def unfinished(config: RunConfig, *, out: Path, store: str | Path | None = None,
 def _run_stages(run: RunContext) -> tuple[RunConfig, Artifact]:
     """Build all stages in order; return the config with its final phases, and the evaluation."""
     run = replace(run, config=_with_threads_per_rank(run.config, run.ranks))
-    text.check_prompt(run)
-    if run.config.model == "encoder":
-        text.check_markers(run)
+    text.check_settings(run.config, run.task, None if run.pretrained is None else run.pretrained.tokenizer)
     text.report_task(run)
     config = run.config
     if config.model == "encoder":

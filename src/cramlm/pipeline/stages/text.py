@@ -157,37 +157,36 @@ def _map(path: Path) -> npt.NDArray[Any]:
 _MOST_SHOWN = 4  # labels in a message
 
 
-def check_prompt(run: RunContext) -> None:
-    """Check the words of a prompt before the run starts: some for each label, none for other labels, all in the vocabulary of `init`.
+def check_settings(config: RunConfig, task: Task, tokenizer: Tokenizer | None) -> None:
+    """Check before a run starts that its training texts have what its settings name: labels with words of a prompt, markers, or pairs.
+
+    tokenizer: of the checkpoint that the run starts from; the words must be in its vocabulary.
 
     Raises:
-        UsageError: naming the label or the word.
+        UsageError: naming the setting, the label or the word.
     """
-    words = run.config.head.prompt.words
-    if not run.config.head.uses_prompt or not words:
+    _check_prompt(config, task, tokenizer)
+    if config.model != "encoder":
         return
-    if lacking := [label for label in run.task.labels if label not in words]:
-        raise UsageError(f"head.prompt.words: the label {lacking[0]!r}{more(lacking)} has no words; give each label some, or none any")
-    if strange := sorted(words.keys() - set(run.task.labels)):
-        labels = ", ".join(map(repr, run.task.labels[:8]))
-        raise UsageError(f"head.prompt.words: {strange[0]!r}{more(strange)} is no label of the training texts ({labels}); drop it")
-    if run.pretrained is not None:
-        _resolve(run.config, [run.config.head.prompt.words_of(label) for label in run.task.labels], run.pretrained.tokenizer)
-
-
-def check_markers(run: RunContext) -> None:
-    """Check before a run starts that its training texts have what its settings use: markers, or pairs.
-
-    Raises:
-        UsageError: naming the setting.
-    """
-    teacher = run.config.teacher
-    if teacher.pair_passages and not _are_pairs(run):
+    if config.teacher.pair_passages and not _are_pairs(config, task):
         raise UsageError(
             "teacher.pair_passages = true needs training texts that are pairs (--text-pair-column), and no prompt; set it to false"
         )
-    if teacher.mark_passages or (run.config.encoder.layer_init == "markers" and not _are_pairs(run)):
-        _markers_of(run)
+    if config.teacher.mark_passages or (config.encoder.layer_init == "markers" and not _are_pairs(config, task)):
+        _markers_of(config, task)
+
+
+def _check_prompt(config: RunConfig, task: Task, tokenizer: Tokenizer | None) -> None:
+    words = config.head.prompt.words
+    if not config.head.uses_prompt or not words:
+        return
+    if lacking := [label for label in task.labels if label not in words]:
+        raise UsageError(f"head.prompt.words: the label {lacking[0]!r}{more(lacking)} has no words; give each label some, or none any")
+    if strange := sorted(words.keys() - set(task.labels)):
+        labels = ", ".join(map(repr, task.labels[:8]))
+        raise UsageError(f"head.prompt.words: {strange[0]!r}{more(strange)} is no label of the training texts ({labels}); drop it")
+    if tokenizer is not None:
+        _resolve(config, [config.head.prompt.words_of(label) for label in task.labels], tokenizer)
 
 
 def marking_of(run: RunContext) -> Marking:
@@ -196,7 +195,7 @@ def marking_of(run: RunContext) -> Marking:
     Raises:
         UsageError: if the training texts have no markers, are pairs, or are read through a prompt.
     """
-    return Marking(_markers_of(run), [each.text for each in run.task.train])
+    return Marking(_markers_of(run.config, run.task), [each.text for each in run.task.train])
 
 
 def marker_tokens(run: RunContext, tokenizer: Tokenizer) -> tuple[int, ...]:
@@ -205,9 +204,9 @@ def marker_tokens(run: RunContext, tokenizer: Tokenizer) -> tuple[int, ...]:
     Raises:
         UsageError: if the texts have no markers and are no pairs.
     """
-    if _are_pairs(run):
+    if _are_pairs(run.config, run.task):
         return tuple(sorted({tokenizer.cls_id, tokenizer.sep_id}))
-    return tokens_of_markers(_markers_of(run), [each.text for each in run.task.train], tokenizer)
+    return tokens_of_markers(_markers_of(run.config, run.task), [each.text for each in run.task.train], tokenizer)
 
 
 def tokens_of_markers(markers: Markers, texts: Sequence[str], tokenizer: Tokenizer) -> tuple[int, ...]:
@@ -221,14 +220,14 @@ def tokens_of_markers(markers: Markers, texts: Sequence[str], tokenizer: Tokeniz
     return tuple(sorted({tokenizer.cls_id, tokenizer.sep_id, *(token for token, number in inside.items() if 2 * number > counts[token])}))
 
 
-def _are_pairs(run: RunContext) -> bool:
-    return not run.config.head.uses_prompt and all(each.text_pair is not None for each in run.task.train)
+def _are_pairs(config: RunConfig, task: Task) -> bool:
+    return not config.head.uses_prompt and all(each.text_pair is not None for each in task.train)
 
 
-def _markers_of(run: RunContext) -> Markers:
-    markers = None if run.config.head.uses_prompt else Markers.of_single([(each.text, each.text_pair) for each in run.task.train])
+def _markers_of(config: RunConfig, task: Task) -> Markers:
+    markers = None if config.head.uses_prompt else Markers.of_single([(each.text, each.text_pair) for each in task.train])
     if markers is None:
-        setting = "teacher.mark_passages = true" if run.config.teacher.mark_passages else 'encoder.layer_init = "markers"'
+        setting = "teacher.mark_passages = true" if config.teacher.mark_passages else 'encoder.layer_init = "markers"'
         raise UsageError(
             f"{setting} needs single texts with markers such as `<<` or `[E1]` (at least 20 of them, and no prompt); the training texts "
             'have none, set teacher.mark_passages = false and encoder.layer_init = "context"'
