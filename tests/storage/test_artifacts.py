@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import json
 import mmap
@@ -399,3 +400,17 @@ def test_a_file_in_the_place_of_a_folder_is_an_environment_fault(tmp_path: Path)
         publish_version(tmp_path / "file" / "thing", OLD)
     assert caught.value.exit_code == 4
     assert str(tmp_path / "file") in str(caught.value)
+
+
+def test_a_temporary_file_is_removed_if_the_disk_fails_before_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    exists = Path.exists
+
+    def failing(path: Path) -> bool:
+        if ".tmp-" in path.name:
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return exists(path)
+
+    monkeypatch.setattr(Path, "exists", failing)
+    with pytest.raises(EnvironmentFault, match=r"page.html: Input/output error"):
+        publish_file(tmp_path / "page.html", b"content")
+    assert list(tmp_path.iterdir()) == []

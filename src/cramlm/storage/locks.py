@@ -186,15 +186,14 @@ def temporary_file(target: Path) -> Iterator[tuple[Path, int]]:
         path = temporary_name(target)
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         try:
-            if not _claim(path, handle):
-                continue
-            try:
+            if _claim(path, handle):
                 yield path, handle
-            finally:
-                path.unlink(missing_ok=True)
-            return
+                return
         finally:
-            os.close(handle)
+            try:
+                path.unlink(missing_ok=True)
+            finally:
+                os.close(handle)
 
 
 def remove_abandoned_files(target: Path) -> None:
