@@ -316,7 +316,7 @@ def test_the_steps_change_with_the_encoder_and_the_speed(tmp_path: Path) -> None
     assert many is not None
     assert fewer is not None
     assert fewer < many
-    slow, quick = (wide.model_copy(update={"budget": "10m", "tokens_per_second": speed}) for speed in (40.0, 80.0))
+    slow, quick = (wide.model_copy(update={"budget": "7m", "tokens_per_second": speed}) for speed in (40.0, 80.0))
     few, _ = steps(slow, "run")
     more, reasons = steps(quick, "run")
     assert reasons == ["runs again: tokens_per_second 40.0 -> 80.0"]
