@@ -135,7 +135,7 @@ def _steps(call: Call) -> list[Step]:
             flags = call.arguments[1 if call.name == "open" else 2]
             steps = [] if os.path.exists(call.path) or not flags & os.O_CREAT else [Step("create", call.path)]  # noqa: PTH110
             return [*steps, Step("empty", call.path)] if flags & os.O_TRUNC else steps
-        case "write" | "pwrite64":
+        case "write" | "pwrite64" | "sendfile":
             offset, data = call.written()
             return [Step("write", call.path, offset=offset, data=data)]
         case "ftruncate":

@@ -20,6 +20,7 @@ import select
 import signal
 import socket
 import struct
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, TypeAlias
@@ -66,10 +67,13 @@ class Call:
     arguments: tuple[int, ...]
 
     def written(self) -> tuple[int, bytes]:
-        """(offset, bytes) of a write or pwrite64."""
+        """(offset, bytes) of a write, pwrite64 or sendfile with an offset in its source."""
         descriptor, address, size, offset = self.arguments[:4]
-        with open(f"/proc/{self.pid}/mem", "rb", buffering=0) as memory:  # noqa: PTH123
-            content = os.pread(memory.fileno(), size, address)
+        if self.name == "sendfile":  # to, from, address of the offset, size
+            descriptor, source, address, size = self.arguments[:4]
+            content = self._read(f"fd/{source}", size, int.from_bytes(self._read("mem", 8, address), sys.byteorder))
+        else:
+            content = self._read("mem", size, address)
         if self.name == "pwrite64":
             return offset, content
         with open(f"/proc/{self.pid}/fdinfo/{descriptor}", encoding="ascii") as facts:  # noqa: PTH123
@@ -77,6 +81,11 @@ class Call:
         if int(fields["flags"], 8) & os.O_APPEND:
             return os.stat(f"/proc/{self.pid}/fd/{descriptor}").st_size, content  # noqa: PTH116
         return int(fields["pos"]), content
+
+    def _read(self, name: str, size: int, offset: int) -> bytes:
+        """Bytes of a file of the process."""
+        with open(f"/proc/{self.pid}/{name}", "rb", buffering=0) as file:  # noqa: PTH123
+            return os.pread(file.fileno(), size, offset)
 
 
 Decide: TypeAlias = Callable[[Call], int | None]
