@@ -1,7 +1,7 @@
 """Counts of the character n-grams of words, compiled.
 
 In plain Python they are most of the time of a matrix of characters (features.py): a passage has a hundred distinct words, each of some
-thirty n-grams. An n-gram is its own hash key, in two words of 64 bits, so that the counts are exact.
+thirty n-grams. An n-gram is its own hash key, in two integers of 64 bits, so that the counts are exact.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from cramlm.linear.features import CHARACTER_NGRAMS
 from cramlm.records import Int32Array, IntArray
 from cramlm.storage.arrays import offsets_of, read_only
 from cramlm.storage.compiled import jit
 
-SIZES: Final = range(2, 6)
-"""Characters of the n-grams."""
-_SHORTEST, _LONGEST = SIZES[0], SIZES[-1]
-_BITS: Final = 21  # of a character: three are in a word of a key
+_SHORTEST, _LONGEST = CHARACTER_NGRAMS[0], CHARACTER_NGRAMS[-1]
+_BITS: Final = 21  # of a character: three fit in one integer of a key
 _BLOCK: Final = 4096  # words that are counted at a time
 _LEAST_PLACES: Final = 1 << 12
 
@@ -45,14 +44,14 @@ def _find(first, second, keys, ids):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _add(points, starts, number, keys, ids):  # type: ignore[no-untyped-def]
-    """Add n-grams (points[starts[i]:starts[i + 1]]) as number, number + 1, ...; one of another size is no n-gram of a word."""
+def _add(points, starts, keys, ids):  # type: ignore[no-untyped-def]
+    """Add n-gram i, points[starts[i]:starts[i + 1]], with the number i. A longer or empty one, which no word has, is left out."""
     for ngram in range(len(starts) - 1):
         size = starts[ngram + 1] - starts[ngram]
         if 0 < size <= _LONGEST:
             first, second = _key(points, starts[ngram], size)
             place = _find(first, second, keys, ids)
-            keys[place, 0], keys[place, 1], ids[place] = first, second, number + ngram
+            keys[place, 0], keys[place, 1], ids[place] = first, second, ngram
 
 
 @jit
@@ -92,7 +91,7 @@ class NgramTable:
         """Make a table that is at most half full with `count` n-grams."""
         places = max(_LEAST_PLACES, 1 << (2 * count - 1).bit_length())
         self._keys, self._ids = np.zeros((places, 2), np.uint64), np.full(places, -1, np.int32)
-        _add(*_points(self.ngrams), 0, self._keys, self._ids)
+        _add(*_points(self.ngrams), self._keys, self._ids)
 
     def count(self, words: Sequence[str], *, grow: bool) -> tuple[Int32Array, IntArray]:
         """The numbers of the n-grams of each word with a space on either side, and their offsets (words + 1,).
@@ -103,7 +102,7 @@ class NgramTable:
         for first in range(0, len(words), _BLOCK):
             padded = [f" {word} " for word in words[first : first + _BLOCK]]
             points, starts = _points(padded)
-            room = len(SIZES) * len(points)
+            room = len(CHARACTER_NGRAMS) * len(points)
             if grow and 2 * (len(self.ngrams) + room) > len(self._ids):
                 self._make_places(2 * (len(self.ngrams) + room))
             new, found, offsets = np.empty((room if grow else 0, 2), np.int64), np.empty(room, np.int32), np.zeros(len(starts), np.int64)
