@@ -12,13 +12,12 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from cramlm.linear.features import CHARACTER_NGRAMS
 from cramlm.records import Int32Array, IntArray
 from cramlm.storage.arrays import offsets_of, read_only
 from cramlm.storage.compiled import jit
 
-_SHORTEST, _LONGEST = CHARACTER_NGRAMS[0], CHARACTER_NGRAMS[-1]
 _BITS: Final = 21  # of a character: three fit in one integer of a key
+_MOST: Final = 5  # characters of an n-gram: three and two, and the size
 _BLOCK: Final = 4096  # words that are counted at a time
 _LEAST_PLACES: Final = 1 << 12
 
@@ -48,23 +47,24 @@ def _add(points, starts, keys, ids):  # type: ignore[no-untyped-def]
     """Add n-gram i, points[starts[i]:starts[i + 1]], with the number i. A longer or empty one, which no word has, is left out."""
     for ngram in range(len(starts) - 1):
         size = starts[ngram + 1] - starts[ngram]
-        if 0 < size <= _LONGEST:
+        if 0 < size <= _MOST:
             first, second = _key(points, starts[ngram], size)
             place = _find(first, second, keys, ids)
             keys[place, 0], keys[place, 1], ids[place] = first, second, ngram
 
 
 @jit
-def _count(points, starts, number, new, keys, ids, columns, offsets):  # type: ignore[no-untyped-def]
+def _count(points, starts, shortest, longest, number, new, keys, ids, columns, offsets):  # type: ignore[no-untyped-def]
     """Write the number of each n-gram of the words to `columns`, by size and by place, and their offsets; return how many are new.
 
-    points: uint32, the characters of the words, with a space on either side; starts: their offsets. new: int64 (n, 2); start and size of
-    each n-gram that is not in the table, which gets the numbers from `number` on. Without room in it, such n-grams are left out.
+    points: uint32, the characters of the words, with a space on either side; starts: their offsets. shortest, longest: characters of an
+    n-gram. new: int64 (n, 2); start and size of each n-gram that is not in the table, which gets the numbers from `number` on. Without
+    room in it, such n-grams are left out.
     """
     written, added = 0, 0
     for word in range(len(starts) - 1):
         begin, end = starts[word], starts[word + 1]
-        for size in range(_SHORTEST, min(_LONGEST, end - begin) + 1):
+        for size in range(shortest, min(longest, end - begin) + 1):
             for start in range(begin, end - size + 1):
                 first, second = _key(points, start, size)
                 place = _find(first, second, keys, ids)
@@ -81,10 +81,15 @@ def _count(points, starts, number, new, keys, ids, columns, offsets):  # type: i
 
 
 class NgramTable:
-    """Numbered n-grams: those of a vocabulary, or those of the words so far in the order of their first occurrence."""
+    """Numbered n-grams: those of a vocabulary, or those of the words so far in the order of their first occurrence.
 
-    def __init__(self, ngrams: Sequence[str] = ()) -> None:
-        self.ngrams = list(ngrams)
+    sizes: the characters of an n-gram, at most 5.
+    """
+
+    def __init__(self, sizes: range, ngrams: Sequence[str] = ()) -> None:
+        if sizes[-1] > _MOST:
+            raise ValueError(f"n-grams have at most {_MOST} characters; got {sizes[-1]}")
+        self.sizes, self.ngrams = sizes, list(ngrams)
         self._make_places(len(self.ngrams))
 
     def _make_places(self, count: int) -> None:
@@ -102,11 +107,12 @@ class NgramTable:
         for first in range(0, len(words), _BLOCK):
             padded = [f" {word} " for word in words[first : first + _BLOCK]]
             points, starts = _points(padded)
-            room = len(CHARACTER_NGRAMS) * len(points)
+            room = len(self.sizes) * len(points)
             if grow and 2 * (len(self.ngrams) + room) > len(self._ids):
                 self._make_places(2 * (len(self.ngrams) + room))
             new, found, offsets = np.empty((room if grow else 0, 2), np.int64), np.empty(room, np.int32), np.zeros(len(starts), np.int64)
-            added = _count(points, starts, len(self.ngrams), new, self._keys, self._ids, found, offsets)
+            table = (len(self.ngrams), new, self._keys, self._ids)
+            added = _count(points, starts, self.sizes[0], self.sizes[-1], *table, found, offsets)
             text = "".join(padded)
             self.ngrams += [text[start : start + size] for start, size in new[:added].tolist()]
             columns.append(found[: offsets[-1]].copy())

@@ -107,7 +107,7 @@ class Vocabulary:
         """The terms as n-grams that are counted by a compiled kernel."""
         from cramlm.linear.character_ngrams import NgramTable  # here: imports numba
 
-        return NgramTable(self.terms)
+        return NgramTable(CHARACTER_NGRAMS, self.terms)
 
     def _weigh(self, counts: Any) -> Any:
         matrix = scipy.sparse.csr_matrix(counts, dtype=np.float32)
@@ -195,7 +195,7 @@ def _count_ngrams(words: Sequence[str], vocabulary: Vocabulary | None) -> tuple[
 
     if vocabulary is not None:
         return count_columns(*vocabulary.ngrams.count(words, grow=False), len(vocabulary.terms)), vocabulary.terms
-    table = NgramTable()
+    table = NgramTable(CHARACTER_NGRAMS)
     ids, offsets = table.count(words, grow=True)
     return _in_alphabetical_order(count_columns(ids, offsets, len(table.ngrams)), table.ngrams)
 
