@@ -298,16 +298,21 @@ def test_results_below_a_folder_are_not_read_unless_they_are_passed_by_name(tmp_
     }.items():
         (corpus / name).parent.mkdir(exist_ok=True)
         (corpus / name).write_text(content)
-    assert expand_files([str(corpus)]) == [corpus / "crawl/a.jsonl"]
+    for every in (corpus, corpus / "**/*.jsonl", tmp_path / "**/cr*/*.jsonl"):
+        assert expand_files([str(every)]) == [corpus / "crawl/a.jsonl"]
     (corpus / "selection/manifest.json").write_text((corpus / "selection/manifest.json").read_text().replace('"format": 1', '"format": 99'))
     assert expand_files([str(corpus)]) == [corpus / "crawl/a.jsonl"]
     for name in ("selection/dropped.jsonl", "index/texts.jsonl", "run/events.jsonl"):
-        assert expand_files([str((corpus / name).parent)]) == [corpus / name]
+        assert expand_files([str((corpus / name).parent)]) == expand_files([str((corpus / name).parent / "**/*.jsonl")]) == [corpus / name]
     (corpus / "crawl/a.jsonl").unlink()
     with pytest.raises(
         UsageError, match=r"no data file in this folder \(results of cramlm, like .*corpus/index, are read if they are passed"
     ):
         expand_files([str(corpus)])
+    with pytest.raises(
+        UsageError, match=r"matches only results of cramlm, like .*corpus/index/texts.jsonl, which are read if they are passed"
+    ):
+        expand_files([str(corpus / "**/*.jsonl")])
 
 
 def test_links_below_a_folder_are_read_if_they_lead_to_files(tmp_path: Path) -> None:

@@ -179,8 +179,8 @@ def stamp_file(name: str | Path) -> FileStamp:
 
 
 def expand_files(patterns: Iterable[str]) -> list[Path]:
-    """Return every local file that the files, folders and globs name, once, sorted by path; folders include the data files below them, but
-    not those in results of cramlm below them.
+    """Return every local file that the files, folders and globs name, once, sorted by path; folders include the data files below them.
+    Results of cramlm below a folder, or below where `**` begins, are left out.
 
     Raises:
         UsageError: if something is missing, a folder has no data file, or a glob matches no file. EnvironmentFault: if a folder cannot be
@@ -198,7 +198,12 @@ def expand_files(patterns: Iterable[str]) -> list[Path]:
             matched = {match for match in matches if not match.is_dir()}
             if not matched:
                 raise UsageError(f"{pattern}: matches only folders; pass the folder, or {pattern.rstrip('/')}/*.jsonl")
-            files |= matched
+            chosen = _without_results(matched, path)
+            if not chosen:
+                raise UsageError(
+                    f"{pattern}: matches only results of cramlm, like {min(matched)}, which are read if they are passed by name"
+                )
+            files |= chosen
         else:
             stamp_file(path)
             files.add(path)
@@ -227,6 +232,16 @@ def _files_below(folder: Path) -> set[Path]:
         also = f" (results of cramlm, like {min(results)}, are read if they are passed by name)" if results else ""
         raise UsageError(f"{folder}: no data file in this folder{also}; {_NAMES}")
     return files
+
+
+def _without_results(files: set[Path], pattern: Path) -> set[Path]:
+    """Return the files that are in no results of cramlm below where `**` begins in the pattern."""
+    if "**" not in pattern.parts:
+        return files
+    begin = pattern.parts.index("**")
+    folders = {folder for file in files for folder in file.parents if len(folder.parts) > begin}
+    results = {folder for folder in folders if is_result_folder(folder)}
+    return {file for file in files if results.isdisjoint(file.parents)}
 
 
 def _is_regular(path: Path) -> bool:
