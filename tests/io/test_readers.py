@@ -231,8 +231,10 @@ def test_parquet_gives_strings_from_text_dictionary_and_scalar_columns_and_a_nul
     for number, column in enumerate((texts, texts.dictionary_encode(), texts.cast(pa.large_string()))):
         path = write_parquet(tmp_path / f"{number}.parquet", {"text": column, "label": [7, 8, None]})
         assert rows(path) == [("a", "7"), ("b", "8"), ("a", None)]
-    path = write_parquet(tmp_path / "f.parquet", {"text": ["a", "b"], "label": [1.0, float("nan")]})
-    assert rows(path) == [("a", "1.0"), ("b", None)]
+    numbers = [0.1, 1.0, 16777216.0, 1e-7, float("nan"), None]
+    for kind in (pa.float32(), pa.float64(), pa.dictionary(pa.int8(), pa.float32())):
+        path = write_parquet(tmp_path / "f.parquet", {"text": ["a"] * 6, "label": pa.array(numbers, kind)})
+        assert [label for _, label in rows(path)] == ["0.1", "1.0", "16777216.0", "1e-07", None, None]
     path = write_parquet(tmp_path / "null.parquet", {"text": ["a", None], "label": ["x", "y"]})
     assert fault(path).startswith(":2: 'text' is null")
     assert rows(path, on_bad_row="skip") == [("a", "x")]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+import numpy as np
 
 from cramlm.errors import DataError
 from cramlm.io.paths import FileStamp, RemoteFile, check_unchanged
@@ -19,6 +21,7 @@ _BATCH_ROWS = 1024
 _BATCH_BYTES = 32_000_000  # maximum of a batch if every row is the longest text of its dictionary
 _BOMB_RATIO, _BOMB_BYTES = 200, 256_000_000
 _MAGIC = b"PAR1"
+_SHORT: Final = {"halffloat": np.float16, "float": np.float32}
 
 
 class _DamagedError(ValueError):
@@ -164,6 +167,11 @@ def _page_size(handle: Any, offset: int) -> int:
 
 
 def _values(array: Any) -> list[Any]:
+    kind = array.type
+    while hasattr(kind, "value_type"):  # a list or a dictionary
+        kind = kind.value_type
+    if (short := _SHORT.get(str(kind))) is not None:
+        return [_shortened(value, short) for value in array.to_pylist()]
     try:
         values: list[Any] = array.to_pylist()
     except UnicodeDecodeError:
@@ -174,6 +182,13 @@ def _values(array: Any) -> list[Any]:
             except UnicodeDecodeError as error:
                 values.append(error)
     return values
+
+
+def _shortened(value: Any, kind: Callable[[float], object]) -> Any:
+    """Return a number of less than double precision as the double of its shortest spelling: 0.1, not 0.10000000149011612."""
+    if isinstance(value, list):
+        return [_shortened(each, kind) for each in value]
+    return None if value is None else float(str(kind(value)))
 
 
 def _row(line: int, raw: list[Any], columns: Sequence[Column]) -> Row | str:
