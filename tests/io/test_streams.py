@@ -233,7 +233,7 @@ def test_lines_and_offsets_do_not_depend_on_blocks(cuts: int, end: bytes) -> Non
 
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
-@pytest.mark.parametrize("first", [2**20 - 2, 2**20 - 1])
+@pytest.mark.parametrize("first", [2**20 - 2, 2**20 - 1, 3 * 2**20])
 def test_the_line_end_of_a_file_does_not_depend_on_where_its_first_block_ends(tmp_path: Path, end: bytes, first: int) -> None:
     expected = ["x" * first, "second line", "", "fourth"]
     path = written(tmp_path / "a.txt", end.join([*(line.encode() for line in expected), b""]))

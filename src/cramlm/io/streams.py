@@ -183,8 +183,8 @@ class ByteStream:
 class Lines:
     """Lines of a byte stream as (number from 1, byte offset, line without LF); the line is None if it is over `limit` bytes.
 
-    Lines end at LF; a CR before it is kept. If the first block has CR but no LF, lines end at CR. A UTF-8 byte order mark belongs to no
-    line, but offsets count it. `unterminated` becomes True with a last line that has no line end.
+    Lines end at LF; a CR before it is kept. If the first block with a line end has CR but no LF, lines end at CR. A UTF-8 byte order mark
+    belongs to no line, but offsets count it. `unterminated` becomes True with a last line that has no line end.
     """
 
     def __init__(self, blocks: Iterator[bytes], *, limit: int) -> None:
@@ -194,6 +194,8 @@ class Lines:
 
     def __iter__(self) -> Iterator[tuple[int, int, bytes | None]]:
         first = next(self._blocks, b"")
+        while b"\n" not in first and b"\r" not in first and len(first) <= self._limit and (block := next(self._blocks, b"")):
+            first += block
         if first.endswith(b"\r"):  # the next block may begin with its LF
             first += next(self._blocks, b"")
         number, offset = 0, len(codecs.BOM_UTF8) if first.startswith(codecs.BOM_UTF8) else 0
