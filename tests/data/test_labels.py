@@ -41,6 +41,16 @@ def test_several_labels_are_a_set_however_the_file_writes_them(tmp_path: Path) -
     assert labels_of(tmp_path / "lists.parquet", "multi-label") == labels_of(tmp_path / "cells.parquet", "multi-label") == expected
 
 
+@pytest.mark.parametrize("separator", ["|", ","])
+@pytest.mark.parametrize("cell", ["['sea', 'hill']", '["sea"]', "[]", "[1, 2]"])
+def test_a_cell_that_holds_a_list_as_text_is_refused(cell: str, separator: str, tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").write_text(f"text\tlabel\none\t[b] c\ntwo\t[1]\nthree\t{cell}\n", "utf-8")
+    with pytest.raises(
+        DataError, match=r"a\.tsv:4: 'label' is a list written as text \(.*\); write a\|b, or lists in \.jsonl or \.parquet"
+    ):
+        labels_of(tmp_path / "a.tsv", "multi-label", separator=separator)
+
+
 def test_equal_numbers_have_equal_labels_in_any_notation(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("text,label\none,3\ntwo, -1e3\nthree,.5\nfour,-0.0\n", "utf-8")
     assert labels_of(tmp_path / "a.csv", "regression") == ["3.0", "-1000.0", "0.5", "0.0"]

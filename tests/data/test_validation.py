@@ -140,7 +140,10 @@ def test_labels_that_differ_in_case_unicode_form_or_white_space_only_are_named(t
         ),
         (["sea|wind", "hill|dale", "a;b"], "classification", None),
         ([f"{number}" for number in range(30)], "classification", None),  # ids of classes
+        (["['sea'; 'wind']", "['sea']"], "classification", "\"['sea'; 'wind']\" is a list written as text; write a|b, or"),
         (["sea|wind", "sea", "wind|hill"], "multi-label", None),
+        (["sea;wind", "sea", "hill"], "multi-label", "'sea;wind' seems to be several; if the file is a table, pass --label-separator ';'"),
+        (["sea;wind", "wind;sea"], "multi-label", None),
     ],
 )
 def test_labels_that_look_like_another_kind_of_task_are_named(names: list[str], kind: Any, message: str | None, tmp_path: Path) -> None:

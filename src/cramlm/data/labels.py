@@ -25,6 +25,8 @@ from cramlm.errors import DataError, brief, counted
 from cramlm.io.rows import ColumnKind
 from cramlm.records import FloatArray, IntArray, Scale, TaskKind
 
+WRITTEN_LIST: Final = re.compile(r"""\[(\s*|\s*["'].*["']\s*|([\d.\s-]*,)+[\d.\s-]*)\]""", re.DOTALL)
+"""How Python and JSON write a list of labels; a single number in brackets may be the name of a label."""
 _NUMBER: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 LARGEST_NUMBER: Final = 1e30  # squares of larger numbers overflow single precision
 LARGEST_MEAN: Final = 1e6
@@ -118,6 +120,8 @@ class MultiLabel(LabelRules):
         if value is None:
             raise ValueError(f"{column!r} is null; write an empty list for a text without labels")
         names: list[str] = json.loads(value)
+        if WRITTEN_LIST.fullmatch(cell := ", ".join(names)):
+            raise ValueError(f"{column!r} is a list written as text ({brief(cell, 40)}); write a|b, or lists in .jsonl or .parquet")
         if not all(name.strip() for name in names):
             raise ValueError(f"{column!r} holds an empty label among {brief(', '.join(names), 40)}")
         if repeated := [name for name, count in Counter(names).items() if count > 1]:

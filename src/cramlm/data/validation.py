@@ -20,7 +20,7 @@ import numpy as np
 
 from cramlm.data.corpus import Corpus
 from cramlm.data.decontamination import HeldOut
-from cramlm.data.labels import RULES, number_texts, range_of
+from cramlm.data.labels import RULES, WRITTEN_LIST, number_texts, range_of
 from cramlm.data.task import RowFormat, read_examples, text_key
 from cramlm.errors import DataError, brief
 from cramlm.io.rows import Rejected
@@ -262,6 +262,17 @@ def _similar_labels(counts: Counter[str], first: Mapping[str, Example]) -> Itera
             yield Finding(first[label].id, "notice", "similar-labels", message)
 
 
+def _joined_labels(counts: Counter[str], first: Mapping[str, Example]) -> Iterator[Finding]:
+    """Labels of a multi-label task that are labels of it in one, as of a table that separates them by another character."""
+    for separator in ("|", ";", ","):
+        for label in counts:
+            parts = {part.strip() for part in label.split(separator)}
+            if len(parts) > 1 and not parts.isdisjoint(counts):
+                message = f"label {brief(label, 40)} seems to be several; if the file is a table, pass --label-separator {separator!r}"
+                yield Finding(first[label].id, "notice", "other-kind", message)
+                return
+
+
 def _other_kind(counts: Counter[str], first: Mapping[str, Example]) -> Iterator[Finding]:
     """Labels of a classification that look like several labels, with a part in common, or like numbers that are no ids of classes."""
     for separator, option in (("|", ""), (";", " --label-separator ';'")):
@@ -270,6 +281,9 @@ def _other_kind(counts: Counter[str], first: Mapping[str, Example]) -> Iterator[
         if label := next((label for label, parts in parts_of.items() if len(parts) > 1 and max(shared[part] for part in parts) > 1), None):
             message = f"label {brief(label, 40)} seems to be several labels of one text; pass --task-type multi-label{option}"
             yield Finding(first[label].id, "notice", "other-kind", message)
+    if label := next(filter(WRITTEN_LIST.fullmatch, counts), None):
+        message = f"label {brief(label, 40)} is a list written as text; write a|b, or lists in .jsonl, and pass --task-type multi-label"
+        yield Finding(first[label].id, "notice", "other-kind", message)
     numbers = [label for label in counts if re.fullmatch(r"[-+]?\d*\.?\d+", label)]
     if len(numbers) == len(counts) > _MANY_NUMBERS and any(float(label) % 1 for label in numbers):
         message = f"the labels are {len(counts)} different numbers; to predict a number pass --task-type regression"
@@ -292,8 +306,7 @@ def _labels(train: LabelledFile, held_out: Sequence[LabelledFile]) -> Iterator[F
             rows = f"{count} training row{'s' if count > 1 else ''}"
             yield Finding(first[label].id, "notice", "rare-label", f"label {brief(label, 30)} has {rows}; too few to learn it")
     yield from _similar_labels(counts, first)
-    if train.kind == "classification":
-        yield from _other_kind(counts, first)
+    yield from (_other_kind if train.kind == "classification" else _joined_labels)(counts, first)
     (largest, most), (smallest, least) = counts.most_common(1)[0], counts.most_common()[-1]
     if most > UNEVEN * least:
         message = f"{brief(largest, 30)} has {most:,} rows and {brief(smallest, 30)} {least:,}; compare macro-F1"
