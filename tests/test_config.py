@@ -114,7 +114,8 @@ def test_an_override_sets_one_value(override: str, path: tuple[str | int, ...], 
 
 
 @pytest.mark.parametrize(
-    "override", ["steps", "=5", "phases[7].steps=1", "phases[x].steps=1", "phases.steps=1", "task[0]=1", "task.train.more=1", "a b=1"]
+    "override",
+    ["steps", "=5", "phases[7].steps=1", "phases[x].steps=1", "phases.steps=1", "task[0]=1", "task.train.more=1", "a b=1", "task.=1"],
 )
 def test_an_override_without_a_target_is_a_usage_error_with_its_text(override: str) -> None:
     with pytest.raises(UsageError, match="--set") as caught:
@@ -220,6 +221,8 @@ def test_the_first_of_several_errors_is_shown_and_the_others_are_counted() -> No
 def test_a_missing_or_invalid_toml_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"absent\.toml"):
         read_toml(tmp_path / "absent.toml")
+    (tmp_path / "marked.toml").write_text("seed = 1", "utf-8-sig")
+    assert read_toml(tmp_path / "marked.toml") == {"seed": 1}
     (tmp_path / "broken.toml").write_text("seed = 1\nname = oops\n")
     with pytest.raises(UsageError, match=r"broken\.toml.*line 2"):
         read_toml(tmp_path / "broken.toml")

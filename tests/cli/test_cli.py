@@ -274,6 +274,13 @@ def test_version_and_doctor_print_versions_and_hardware() -> None:
         (["fit", "--train", "train.jsonl", "--corpus", "y", "--set", "phases[0].stepz=5"], 2, ["stepz"]),
         (["fit", "--train", "train.jsonl", "--corpus", "y", "--set", "phases[9].steps=5"], 2, ["phases[9].steps"]),
         (["fit", "--config", "missing.toml"], 2, ["missing.toml"]),
+        (["fit", "--config", "flat.toml", "--corpus", "raw.jsonl"], 2, ["flat.toml: corpus is a table of settings (got 'raw.jsonl')"]),
+        (["fit", "--config", "flat.toml", "--on-bad-row", "skip"], 2, ["flat.toml: corpus is a table of settings (got 'raw.jsonl')"]),
+        (
+            ["check", "train.jsonl", "--corpus", "raw.jsonl", "--set", "corpus=x"],
+            2,
+            ["--set corpus: check has only the settings of corpus"],
+        ),
         (["fit", "--nonsense"], 2, ["--nonsense"]),
         (["predict", "missing", "-"], 2, ["missing"]),
         (["evaluate", "missing", "x", "--unseen-labels", "ingore"], 2, ["--unseen-labels", "'ingore'", "ignore"]),
@@ -300,6 +307,7 @@ def test_version_and_doctor_print_versions_and_hardware() -> None:
 def test_an_error_is_one_line_with_its_exit_code(arguments: list[str], code: int, needles: list[str], tmp_path: Path) -> None:
     write_task(tmp_path, documents=1)
     (tmp_path / "finished").mkdir()
+    (tmp_path / "flat.toml").write_text("corpus = 'raw.jsonl'\ntask = {train = 'train.jsonl'}\n")
     result = cramlm(*arguments, cwd=tmp_path, stdin="a text\n")
     assert_one_line(result, code, *needles)
 

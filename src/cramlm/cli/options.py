@@ -54,6 +54,8 @@ def resolve_run(
         if recipe is not None:
             raise UsageError("--config and --recipe exclude each other: a config file is a resolved recipe; drop one")
         data = read_toml(config_file)
+        if not all(isinstance(data.get(name, {}), dict) for name in ("task", "corpus")):
+            load_config(data, origin=str(config_file))  # raises: they are tables
         data.setdefault("task", {}).update(task_settings)
         if corpus:
             data.setdefault("corpus", {})["files"] = list(corpus)
@@ -124,12 +126,13 @@ def resolve_corpus(files: list[str], **settings: Any) -> Any:
 
 def resolve_corpus_settings(files: list[str], overrides: list[str] | None) -> Any:
     """Return the corpus config of files with every --set corpus.NAME=VALUE."""
-    from cramlm.config.run import apply_overrides
+    from cramlm.config.run import CorpusConfig, apply_overrides
 
-    data = apply_overrides({"corpus": {}}, overrides or [])
-    if unknown := sorted(set(data) - {"corpus"}):
-        raise UsageError(f"--set {unknown[0]}: check has only the settings of corpus, like corpus.text_column=body")
-    return resolve_corpus(files, **data["corpus"])
+    data = apply_overrides({"corpus": {"files": files}}, overrides or [])
+    corpus = data.pop("corpus")
+    if data or not isinstance(corpus, dict):
+        raise UsageError(f"--set {min(data, default='corpus')}: check has only the settings of corpus, like corpus.text_column=body")
+    return checked(lambda: CorpusConfig.model_validate(corpus))
 
 
 def read_stop_words(value: str) -> str | list[str]:

@@ -413,6 +413,7 @@ class RunConfig(FrozenModel):
 
 
 _TERMS: Final = frozenset(term.model_fields["kind"].default for term in get_args(get_args(Term)[0]))
+_PATH: Final = re.compile(r"[A-Za-z_][\w-]*(\[\d+\]|\.[A-Za-z_][\w-]*)*")  # of a setting, like phases[0].steps
 _RETRIEVERS: Final = frozenset(each.model_fields["kind"].default for each in get_args(get_args(RetrieverConfig)[0]))
 """Names of the classes in pydantic's error locations; not part of a setting's path."""
 
@@ -489,6 +490,8 @@ def explain_validation_error(error: ValidationError) -> str:
     if first["type"] == "union_tag_not_found" and location == ["retriever"]:
         names = ", ".join(f"{where}.{name}" for name in first["input"])
         return f"{names}: this run retrieves nothing; take a recipe that does, like tlm, or set {where}.kind, like {where}.kind=bm25{more}"
+    if first["type"] == "model_type":
+        return f"{where} is a table of settings (got {first['input']!r}); `cramlm config` prints every setting{more}"
     got = "" if isinstance(first.get("input"), dict | BaseModel) else f" (got {first.get('input')!r})"
     message = first["msg"].removeprefix("Value error, ")
     return f"{where + ': ' if where else ''}{message}{got}; `cramlm config` prints every setting{more}"
@@ -501,7 +504,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         UsageError: if it is missing, not UTF-8, or not TOML, naming the line.
     """
     try:
-        return tomllib.loads(path.read_text("utf-8"))
+        return tomllib.loads(path.read_text("utf-8-sig"))
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}; pass an existing TOML file") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -556,7 +559,7 @@ def apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> dict[str,
     for override in overrides:
         path, equals, raw = override.partition("=")
         keys = [int(index) if index else name for name, index in re.findall(r"([A-Za-z_][\w-]*)|\[(\d+)\]", path)]
-        if not equals or not keys or re.sub(r"[A-Za-z_][\w-]*|\[\d+\]|\.", "", path.strip()):
+        if not equals or not _PATH.fullmatch(path.strip()):
             raise UsageError(f"--set {override!r} is not KEY=VALUE; write it like phases[0].steps=500")
         node: Any = result
         for key, following in zip(keys, [*keys[1:], None], strict=True):
