@@ -203,6 +203,8 @@ def test_a_path_that_is_not_a_regular_file_is_a_usage_error(tmp_path: Path) -> N
     ):
         with pytest.raises(UsageError, match=words):
             stamp_file(tmp_path / name)
+    with pytest.raises(UsageError, match=r"~\$a.csv: no such file"):
+        stamp_file("~$a.csv")
 
 
 def test_a_file_that_changes_while_it_is_read_is_an_environment_fault(tmp_path: Path) -> None:

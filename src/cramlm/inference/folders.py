@@ -23,7 +23,7 @@ from cramlm.data.task import RowFormat, load_task
 from cramlm.errors import ArtifactError, UsageError
 from cramlm.inference.base import facts_of
 from cramlm.inference.onnx import GRAPH_FILE
-from cramlm.io.paths import is_remote, require_folder
+from cramlm.io.paths import at_home, is_remote, require_folder
 from cramlm.linear.files import is_linear
 from cramlm.model.huggingface.config import CONFIG_FILE, read_json
 from cramlm.model.prompts import PROMPT_FILE
@@ -197,7 +197,7 @@ def _finishing(run: Path) -> str:
         train = str((read_toml(run / CONFIG).get("task") or {}).get("train") or "")
     except UsageError:
         train = ""
-    file = Path(train).expanduser()
+    file = at_home(train)
     elsewhere = train != "" and not is_remote(train) and not file.is_absolute() and not file.exists()
     folder = run.resolve() if elsewhere else run
     where = " (in the folder where that run was started: its paths are relative)" if elsewhere else ""

@@ -149,6 +149,11 @@ def _expanded(name: str) -> str:
     return os.path.expanduser(name) if name.startswith("~/") else name  # noqa: PTH111 - a text is no path
 
 
+def at_home(name: str | Path) -> Path:
+    """Return a path whose `~` or `~user` is replaced by the home folder, if there is such a user."""
+    return Path(os.path.expanduser(name))  # noqa: PTH111 - Path.expanduser raises an error for others, like ~$a.csv
+
+
 def stamp_file(name: str | Path) -> FileStamp:
     """Return the stamp of a local file.
 
@@ -156,7 +161,7 @@ def stamp_file(name: str | Path) -> FileStamp:
         UsageError: if it is missing (similar names are listed), a folder, or not a regular file, or its absolute path is not UTF-8.
         EnvironmentFault: if access is denied.
     """
-    path = Path(name).expanduser()
+    path = at_home(name)
     absolute = str(path.absolute())
     try:
         absolute.encode()  # keys and reports hold it as UTF-8
@@ -188,7 +193,7 @@ def expand_files(patterns: Iterable[str]) -> list[Path]:
     """
     files: set[Path] = set()
     for pattern in patterns:
-        path = Path(pattern).expanduser()
+        path = at_home(pattern)
         if path.is_dir():
             files |= _files_below(path)
         elif any(character in pattern for character in "*?[") and not os.path.lexists(path):
