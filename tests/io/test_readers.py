@@ -95,6 +95,9 @@ def test_a_missing_column_is_reported_with_the_existing_ones(make: MakeFile, hea
         ("a.csv", b'text,label\n"a\nb",x\nc,"d\n', 4, "the quote opened in this line is never closed"),
         ("a.csv", b'text,label\n"a" b,c\n', 2, "' b,c' follows the closing quote of field 1"),
         ("a.jsonl", b'{"text": "a"}\n{"text": "c\xe9"}\n', 2, "byte 0xE9 at offset 25 of the file is not UTF-8"),
+        ("a.json", b'[{"text": "a"}]', 1, "is one JSON list, not JSON lines; write one object per line (jq -c '.[]')"),
+        ("a.json", b'[\n {"text": "a"}\n]', 1, "is one JSON list, not JSON lines"),
+        ("a.json", b'{\n "text": "a"\n}', 1, "is one JSON object, not JSON lines; write one object per line"),
         ("a.txt", b"a\nc\0c\n", 2, "NUL byte at offset 3 of the file"),
         ("a.txt", b"a\nc\xe9\n", 2, "byte 0xE9 at offset 3 of the file is not UTF-8"),
         ("a.jsonl", b'\xef\xbb\xbf{"text":"ok"}\n{"text":"b\xff"}\n', 2, "byte 0xFF at offset 27 of the file is not UTF-8"),
@@ -208,8 +211,10 @@ def test_a_20_mb_line_is_read_in_bounded_memory_or_rejected(make: MakeFile) -> N
 
 
 def test_an_unclosed_quote_does_not_read_the_whole_file_into_memory(make: MakeFile) -> None:
-    path = make("a.csv", 'text\nok\n"open\n' + "line\n" * 10_000)
-    assert fault(path, (Column("text"),), max_record_bytes=1000, on_bad_row="skip").startswith(":3: the quote opened in this line")
+    for end in ("", '"'):
+        path = make("a.csv", 'text\nok\n"open\n' + "line\n" * 10_000 + end)
+        message = fault(path, (Column("text"),), max_record_bytes=1000, on_bad_row="skip")
+        assert message.startswith(":3: the quote opened in this line is not closed within 1,000 bytes (max_record_bytes); close it")
 
 
 def test_text_files_give_paragraphs_or_lines(make: MakeFile) -> None:

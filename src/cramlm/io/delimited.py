@@ -67,7 +67,7 @@ def _records(lines: Lines, counts: RowCounts, *, separators: str, limit: int) ->
     for number, offset, raw in lines:
         if raw is None:
             if opened:
-                raise _never_closed(counts, opened)
+                raise _never_closed(counts, opened, limit)
             yield number, [], f"the line is longer than {limit:,} bytes (max_record_bytes)"
             continue
         carriage_return = raw.endswith(b"\r")
@@ -93,7 +93,7 @@ def _records(lines: Lines, counts: RowCounts, *, separators: str, limit: int) ->
                 continue
         size += len(raw) + 1
         if opened and size > limit:
-            raise _never_closed(counts, opened)
+            raise _never_closed(counts, opened, limit)
         index = 0
         while True:
             if opened:
@@ -143,7 +143,6 @@ def _separator_of(header: str, separators: str) -> str:
     return next((separator for separator in separators if separator in unquoted), separators[0])
 
 
-def _never_closed(counts: RowCounts, opened: int) -> DataError:
-    return DataError(
-        f"{counts.path}:{opened}: the quote opened in this line is never closed; close it, or double it if it belongs to the text"
-    )
+def _never_closed(counts: RowCounts, opened: int, limit: int | None = None) -> DataError:
+    where = "never closed" if limit is None else f"not closed within {limit:,} bytes (max_record_bytes)"
+    return DataError(f"{counts.path}:{opened}: the quote opened in this line is {where}; close it, or double it if it belongs to the text")

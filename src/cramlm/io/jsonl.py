@@ -78,6 +78,8 @@ def read_jsonl(lines: Lines, columns: Sequence[Column], counts: RowCounts, *, li
             counts.refuse(number, str(error))
             continue
         except ValueError as error:
+            if number == 1 and (text == "{" or text.startswith("[")):
+                raise _one_value("list" if text[0] == "[" else "object", counts) from error
             counts.refuse(number, _explain(error, lines.unterminated))
             continue
         counts.rows_read += 1
@@ -132,8 +134,13 @@ def _type_name(value: Any) -> str:
 
 def _not_an_object(line: int, value: Any, counts: RowCounts) -> Exception:
     if line == 1 and isinstance(value, list):
-        return DataError(f"{counts.path}:1: is one JSON list, not JSON lines; write one object per line")
+        return _one_value("list", counts)
     return _BadRowError(f"not a JSON object but {_type_name(value)}; expected one object per line")
+
+
+def _one_value(kind: str, counts: RowCounts) -> DataError:
+    remedy = " (jq -c '.[]')" if kind == "list" else ""
+    return DataError(f"{counts.path}:1: is one JSON {kind}, not JSON lines; write one object per line{remedy}")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
