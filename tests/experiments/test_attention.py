@@ -14,9 +14,11 @@ from cramlm.experiments.attention import HeadShares, head_shares, heads_plot, ma
 from cramlm.model.huggingface.folder import save_mlm
 from cramlm.model.model import Model, ModelSpec, build_model
 from cramlm.model.tokenizer import Tokenizer, train_tokenizer
-from cramlm.records import silent
+from cramlm.records import Example, silent
 
 TEXTS = ["the sea was calm. a ship came in", "hills. and more hills, near the sea", "calm. calm. calm.", "one"]
+PAIRS = [None, None, None, "more ships. near hills"]
+EXAMPLES = [Example("", text, pair, None) for text, pair in zip(TEXTS, PAIRS, strict=True)]
 SHAPES = [
     EncoderConfig(shape="bert", layers=2, hidden=32, heads=4, intermediate=32, max_positions=32),
     EncoderConfig(shape="modernbert", layers=2, hidden=32, heads=4, intermediate=32, max_positions=32),
@@ -47,10 +49,10 @@ def test_shares_are_those_of_the_attention_weights_that_transformers_gives(
             layer.qkv.weight.mul_(8)  # far from uniform, so that no maximum hangs on rounding
     save_mlm(model, tokenizer, tmp_path, max_length=32)
     native = AutoModelForMaskedLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
-    found = head_shares(model, tokenizer, TEXTS, max_length=32)
+    found = head_shares(model, tokenizer, EXAMPLES, max_length=32)
     special_ids = {tokenizer.cls_id, tokenizer.sep_id, tokenizer.vocabulary.index(".")}
     neighbour, special, queries = np.zeros((2, 4)), np.zeros((2, 4)), 0
-    for ids in tokenizer.sequences(TEXTS, max_length=32, cut="truncate"):
+    for ids in tokenizer.sequences(TEXTS, PAIRS, max_length=32, cut="truncate"):
         with torch.no_grad():
             weights = native(torch.from_numpy(ids.astype(np.int64))[None], output_attentions=True).attentions
         best = torch.stack(weights)[:, 0].argmax(-1).numpy()  # (layers, heads, queries)
@@ -80,7 +82,7 @@ def test_positional_and_vertical_heads_are_counted_separately(tokenizer: Tokeniz
         qkv.weight[32:34, 0:2] = torch.eye(2) * 50
         qkv.bias[8] = 50.0
         qkv.weight[40, 2] = 50.0
-    found = head_shares(model, tokenizer, ["the sea was calm a ship came in"] * 2, max_length=32)
+    found = head_shares(model, tokenizer, [Example("1", "the sea was calm a ship came in", None, None)] * 2, max_length=32)
     assert found.special[0, 1] == 1.0
     assert found.vertical[0].tolist()[1]
     assert found.neighbour[0, 0] > 0.6 > found.neighbour[0, 1]
@@ -89,7 +91,7 @@ def test_positional_and_vertical_heads_are_counted_separately(tokenizer: Tokeniz
 def test_the_table_and_the_picture_show_models_side_by_side(tokenizer: Tokenizer, tmp_path: Path) -> None:
     for name, encoder in zip(("one", "two"), SHAPES, strict=True):
         save_mlm(build(encoder, tokenizer), tokenizer, tmp_path / name, max_length=32)
-    found = measure_heads([tmp_path / "one", tmp_path / "two"], TEXTS, max_length=64, emit=silent)
+    found = measure_heads([tmp_path / "one", tmp_path / "two"], EXAMPLES, max_length=64, emit=silent)
     assert list(found) == ["one", "two"]
     sure = HeadShares(np.array([[0.9, 0.2], [0.95, 0.0]]), np.array([[0.0, 0.9], [0.0, 0.91]]), 10)
     table = markdown({"one": sure})

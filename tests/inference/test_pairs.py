@@ -83,6 +83,15 @@ def test_commands_read_the_columns_of_training_unless_others_are_named(runs: Pat
     printed("predict", runs / "pairs", other, "--text-column", "text", "--text-pair-column", "text_pair")
 
 
+def test_attention_is_measured_on_the_texts_or_pairs_of_training(runs: Path, encoder: tuple[Path, bool], tmp_path: Path) -> None:
+    folder, on_pairs = encoder
+    queries = []
+    for columns in ((), ("--text-pair-column", "hypothesis")):
+        succeed("attention", folder, runs / "pairs.jsonl", *columns, "-o", tmp_path)
+        queries.append(json.loads((tmp_path / "heads.json").read_text("utf-8"))["export"]["queries"])
+    assert (queries[0] == queries[1]) == on_pairs
+
+
 def test_a_command_that_gives_a_model_other_inputs_than_in_training_fails_in_one_line(runs: Path) -> None:
     file = runs / "pairs.jsonl"
     assert "'text2'; use .jsonl" in error_line(cramlm("predict", runs / "pairs", "-", "--text-pair-column", "text2", stdin="one\n"), 2)

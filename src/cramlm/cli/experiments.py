@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,12 +12,13 @@ from cramlm.cli.options import (
     METHOD,
     CorpusOption,
     DevOption,
+    ModelPairColumn,
+    ModelTextColumn,
     OverwriteOption,
     PresetOption,
     RowOptions,
     SetOption,
     StoreOption,
-    TextColumn,
     UnlabelledOption,
     complete_recipe,
 )
@@ -119,7 +120,8 @@ def attention(
     ),
     max_texts: Annotated[int, typer.Option(metavar="N", min=1, help="Read at most so many texts of the file.")] = 500,
     max_length: Annotated[int, typer.Option(metavar="N", min=8, help="Truncate texts to so many tokens.")] = 128,
-    text_column: TextColumn = "text",
+    text_column: ModelTextColumn = None,
+    text_pair_column: ModelPairColumn = None,
 ) -> None:
     """Count positional and vertical attention heads in each layer.
 
@@ -129,16 +131,17 @@ def attention(
         cramlm attention runs/mine test.csv -o attention
     """
     from cramlm.cli.console import console_events
-    from cramlm.data.task import RowFormat, read_examples
+    from cramlm.data.task import read_examples
     from cramlm.experiments.attention import FILES, markdown, measure_heads, write
+    from cramlm.inference.folders import ENCODERS, columns_of, model_of
     from cramlm.storage.artifacts import refuse_output
 
     for name in FILES:
         refuse_output(out / name, file)
-    examples = read_examples(file, RowFormat(text_column, label_column=None))
-    texts = [example.text for example in examples[:max_texts]]
+    columns = replace(columns_of(model_of(model, kinds=ENCODERS), text_column, text_pair_column), label_column=None)
+    examples = read_examples(file, columns)[:max_texts]
     with console_events() as emit:
-        heads = measure_heads([model, *(others or ())], texts, max_length=max_length, emit=emit)
+        heads = measure_heads([model, *(others or ())], examples, max_length=max_length, emit=emit)
     write(heads, out)
     print(markdown(heads))
     print(f"{out / 'heads.svg'}, heads.md, heads.json")

@@ -29,7 +29,7 @@ from cramlm.model.huggingface.weights import load_pretrained_weights
 from cramlm.model.model import Model, ModelSpec, PackedBatch, build_model
 from cramlm.model.operations import Rotation
 from cramlm.model.tokenizer import Tokenizer
-from cramlm.records import Emit, Event
+from cramlm.records import Emit, Event, Example
 from cramlm.reporting.charts import Bars, bar_panels
 from cramlm.storage.artifacts import publish_file
 from cramlm.training.sequences import pack
@@ -59,9 +59,10 @@ class HeadShares:
         return self.special > VERTICAL
 
 
-def head_shares(model: Model, tokenizer: Tokenizer, texts: Sequence[str], *, max_length: int) -> HeadShares:
-    """The shares of all heads over `texts`, each truncated to `max_length` tokens; computed in fp32."""
-    sequences = tokenizer.sequences(texts, max_length=max_length, cut="truncate")
+def head_shares(model: Model, tokenizer: Tokenizer, examples: Sequence[Example], *, max_length: int) -> HeadShares:
+    """The shares of all heads over the texts or pairs, each truncated to `max_length` tokens; computed in fp32."""
+    texts, pairs = [example.text for example in examples], [example.text_pair for example in examples]
+    sequences = tokenizer.sequences(texts, pairs, max_length=max_length, cut="truncate")
     special_ids = {tokenizer.cls_id, tokenizer.sep_id, *_full_stops(tokenizer)}
     counts = _Counts(torch.tensor(sorted(special_ids)))
     with _hooked(model.encoder, counts), torch.no_grad():
@@ -155,7 +156,7 @@ def _full_stops(tokenizer: Tokenizer) -> list[int]:
     return [number for number, token in enumerate(tokenizer.vocabulary) if token.removeprefix("##").lstrip("Ġ▁ ") == "."]
 
 
-def measure_heads(models: Sequence[Path], texts: Sequence[str], *, max_length: int, emit: Emit) -> dict[str, HeadShares]:
+def measure_heads(models: Sequence[Path], examples: Sequence[Example], *, max_length: int, emit: Emit) -> dict[str, HeadShares]:
     """Return the head statistics of every model over the same texts, by folder name.
 
     models: runs, exported models, their `mlm` folders, or Hugging Face model folders.
@@ -174,7 +175,7 @@ def measure_heads(models: Sequence[Path], texts: Sequence[str], *, max_length: i
         )
         load_pretrained_weights(model, pretrained)
         limit = min(max_length, pretrained.encoder.max_positions)
-        heads[name] = head_shares(model, tokenizer, texts, max_length=limit)
+        heads[name] = head_shares(model, tokenizer, examples, max_length=limit)
         emit(Event("note", "attention", f"{name}: attention of {heads[name].queries:,} tokens measured"))
     return heads
 
