@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from commands import cramlm, error_line, succeed
+from commands import cramlm, error_line, printed, succeed
 from cramlm.errors import UsageError
 from cramlm.inference.folders import model_of
 from cramlm.inference.predictor import Predictor
@@ -123,11 +123,20 @@ def test_every_command_uses_a_folder_or_says_in_one_line_what_to_pass(
 def test_of_a_folder_of_runs_a_finished_one_is_named(tmp_path: Path) -> None:
     for name in ("a-stopped", "b-finished"):
         (tmp_path / "runs" / name).mkdir(parents=True)
-        (tmp_path / "runs" / name / "run.toml").touch()
+        for file in ("run.toml", "events.jsonl"):
+            (tmp_path / "runs" / name / file).touch()
     (tmp_path / "runs" / "b-finished" / "export").mkdir()
     for command in (("predict", tmp_path / "runs", "-"), ("report", tmp_path / "runs")):
         line = error_line(cramlm(*command), 5)
         assert line.endswith(f"runs: is a folder of runs; pass one of them, like {tmp_path / 'runs' / 'b-finished'}")
+
+
+def test_a_model_beside_a_config_file_is_not_in_a_run(tiny_export: Path, tmp_path: Path) -> None:
+    shutil.copytree(tiny_export, tmp_path / "model")
+    (tmp_path / "run.toml").write_text(printed("config"), "utf-8")
+    assert "model: is a model without its run" in error_line(cramlm("report", "model", cwd=tmp_path), 5)
+    assert not (tmp_path / "report.html").exists()
+    assert ".: holds no exported model" in error_line(cramlm("predict", ".", "-", cwd=tmp_path), 5)
 
 
 def test_the_line_about_an_unfinished_run_is_a_command_that_finishes_it(tiny_run: Path, tmp_path: Path) -> None:

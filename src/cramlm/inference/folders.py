@@ -29,7 +29,7 @@ from cramlm.model.huggingface.config import CONFIG_FILE, read_json
 from cramlm.model.prompts import PROMPT_FILE
 from cramlm.pipeline.run_folder import CONFIG, EXPORT
 from cramlm.records import Example, Task
-from cramlm.storage.artifacts import MANIFEST, kind_of_artifact
+from cramlm.storage.artifacts import MANIFEST, is_run_folder, kind_of_artifact
 
 FolderKind: TypeAlias = Literal["encoder", "linear", "onnx", "language model", "encoder without classifier"]
 CLASSIFIERS: Final[frozenset[FolderKind]] = frozenset({"encoder", "linear", "onnx"})
@@ -74,7 +74,7 @@ def model_of(path: Path, *, kinds: Collection[FolderKind] = CLASSIFIERS) -> Path
 def run_of(path: Path) -> Path | None:
     """Return the run that `path` is or lies in; None for a copied model."""
     folder = path.resolve()
-    run = next((candidate for candidate in (folder, *folder.parents[:_DEPTH]) if (candidate / CONFIG).is_file()), None)
+    run = next((candidate for candidate in (folder, *folder.parents[:_DEPTH]) if is_run_folder(candidate)), None)
     return run.relative_to(Path.cwd()) if run is not None and not path.is_absolute() and run.is_relative_to(Path.cwd()) else run
 
 
@@ -103,7 +103,7 @@ def run_at(path: Path, command: str) -> Path:
         UsageError: if `path` is no folder. ArtifactError: if there is none.
     """
     _require_folder(path)
-    if (path / CONFIG).is_file():
+    if is_run_folder(path):
         return path
     if (run := run_of(path)) is not None:
         return run
@@ -182,7 +182,7 @@ def _require_folder(path: Path) -> None:
 
 def _missing(path: Path) -> str:
     """Say why there is no model in a folder, and what to pass."""
-    if (path / CONFIG).is_file():
+    if is_run_folder(path):
         return f"the run is not finished; finish it: {_finishing(path)}"
     if (path / MANIFEST).is_file():
         run = run_of(path)
@@ -206,7 +206,9 @@ def _finishing(run: Path) -> str:
 
 def _runs_below(path: Path) -> str | None:
     """Name a run in a folder of runs, a finished one if there is one; None if there is no run."""
-    runs = sorted((each.parent for each in path.glob(f"*/{CONFIG}")), key=lambda run: (not (run / EXPORT).is_dir(), run))
+    runs = sorted(
+        (each.parent for each in path.glob(f"*/{CONFIG}") if is_run_folder(each.parent)), key=lambda run: (not (run / EXPORT).is_dir(), run)
+    )
     return f"is a folder of runs; pass one of them, like {runs[0]}" if runs else None
 
 

@@ -200,8 +200,12 @@ def is_index_folder(folder: Path) -> bool:
 
 def is_result_folder(folder: Path) -> bool:
     """Return True for a published folder, also a damaged one or one of another version, an index folder or the folder of a run."""
-    if is_index_folder(folder) or {"format", "kind", "key", "files", "sha256"} <= _read_object(folder / MANIFEST).keys():
-        return True
+    published = {"format", "kind", "key", "files", "sha256"} <= _read_object(folder / MANIFEST).keys()
+    return published or is_index_folder(folder) or is_run_folder(folder)
+
+
+def is_run_folder(folder: Path) -> bool:
+    """Return True for the folder of a run, not for one in which a user keeps a run.toml."""
     return (folder / _RUN).is_file() and any((folder / name).is_file() for name in ("stages.json", "events.jsonl"))
 
 
