@@ -26,6 +26,7 @@ import typer
 from commands import cramlm, error_line, printed, start, succeed
 from cramlm import Index
 from cramlm.cli.app import app
+from cramlm.cli.runs import EXTRAS
 from cramlm.config.run import load_config, read_toml, to_toml
 from cramlm.recipes.describe import stages_of
 from jsonl import read_jsonl
@@ -261,6 +262,8 @@ def test_config_prints_toml_that_fit_reads(tmp_path: Path) -> None:
 def test_version_and_doctor_print_versions_and_hardware() -> None:
     assert printed("--version") == f"cramlm {metadata.version('cramlm')}\n"
     assert all(name in printed("doctor") for name in ("torch", "bf16", "memory", "store"))
+    extras = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    assert set(re.findall(r"\[(\w+)\]", " ".join(EXTRAS.values()))) == extras.keys() - {"bench", "docs", "notebook"}
 
 
 @pytest.mark.parametrize(
