@@ -183,16 +183,16 @@ class Repetition:
 
 def find_repetitions(files: Sequence[Sequence[Example]]) -> Iterator[Repetition]:
     """Yield one repetition for each row that repeats the text of an earlier row, in the same file or an earlier one."""
-    rows_of: dict[str, list[tuple[int, Example]]] = {}  # the first row of each label in each file
+    found: dict[str, tuple[int, dict[str | None, Example]]] = {}  # the first file with a text, and its first row of each label
     for number, examples in enumerate(files):
         for example in examples:
-            rows = rows_of.setdefault(text_key(example), [])
+            first, rows = found.setdefault(text_key(example), (number, {}))
             if rows:
-                first = rows[0][0]
-                preferred = (other for in_file, other in rows if in_file == first and (other.label == example.label) == (first < number))
-                yield Repetition(example, number, next(preferred, rows[0][1]), first)
-            if not any(in_file == number and earlier.label == example.label for in_file, earlier in rows):
-                rows.append((number, example))
+                others = (row for label, row in rows.items() if label != example.label)
+                preferred = rows.get(example.label) if first < number else next(others, None)
+                yield Repetition(example, number, preferred or next(iter(rows.values())), first)
+            if first == number:
+                rows.setdefault(example.label, example)
 
 
 @dataclass(frozen=True, slots=True)
