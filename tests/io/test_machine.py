@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cramlm.io.machine import available_cores, system_memory
+from cramlm.io.machine import available_cores, available_memory, system_memory
 
 AFFINITY = len(os.sched_getaffinity(0))
 INNER = "0::/pod/container\n"  # version 2
@@ -36,12 +36,47 @@ def first_version(folder: str, quota: str) -> dict[str, str]:
     ],
 )
 def test_a_quota_of_cpu_time_limits_the_number_of_cores(tmp_path: Path, membership: str | None, files: dict[str, str], cores: int) -> None:
+    assert available_cores(**control_groups(tmp_path, membership, files)) == cores
+
+
+MB = 10**6
+STATISTICS = f"anon {5 * MB}\nactive_file {2 * MB}\ninactive_file {30 * MB}"
+
+
+@pytest.mark.parametrize(
+    ("membership", "files", "available"),
+    [
+        pytest.param(INNER, {"pod/memory.max": f"{50 * MB}", "pod/memory.current": f"{40 * MB}", "pod/memory.stat": STATISTICS}, 42 * MB),
+        pytest.param(INNER, {"memory.max": "max", "memory.current": "4096", "memory.stat": STATISTICS}, None, id="no limit"),
+        pytest.param(
+            FIRST,
+            {
+                "memory/memory.limit_in_bytes": f"{50 * MB}",
+                "memory/memory.usage_in_bytes": f"{40 * MB}",
+                "memory/memory.stat": f"inactive_file 0\ntotal_active_file {2 * MB}\ntotal_inactive_file {30 * MB}",
+            },
+            42 * MB,
+            id="version 1",
+        ),
+        pytest.param(INNER, {}, None, id="no files"),
+    ],
+)
+def test_a_limit_of_memory_counts_without_the_files_that_the_kernel_caches(
+    tmp_path: Path, membership: str, files: dict[str, str], available: int | None
+) -> None:
+    measured = available_memory(**control_groups(tmp_path, membership, files))
+    assert measured is not None
+    assert measured == available if available is not None else measured > 100 * MB
+
+
+def control_groups(folder: Path, membership: str | None, files: dict[str, str]) -> dict[str, Path]:
+    """Write a tree of control groups, and the list of those of a process; return their paths by the names of arguments."""
     for name, content in files.items():
-        (tmp_path / "groups" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "groups" / name).write_text(content + "\n", "ascii")
+        (folder / "groups" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "groups" / name).write_text(content + "\n", "ascii")
     if membership is not None:
-        (tmp_path / "membership").write_text(membership, "ascii")
-    assert available_cores(groups=tmp_path / "groups", membership=tmp_path / "membership") == cores
+        (folder / "membership").write_text(membership, "ascii")
+    return {"groups": folder / "groups", "membership": folder / "membership"}
 
 
 @pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="Linux only")

@@ -13,8 +13,9 @@ import platform
 import resource
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from cramlm.errors import counted
 
@@ -22,38 +23,55 @@ _STATUS: Final = Path("/proc/self/status")
 _SPIN_COUNT: Final = "10000"
 """Iterations for which an idle OpenMP thread spins before it sleeps. With the default, two threads next to another busy process are up to a
 hundred times slower than one; with this value, at most twice (docs/log.md)."""
+_GROUPS: Final = Path("/sys/fs/cgroup")
+"""Where Linux mounts control groups (cgroups(7))."""
+_MEMBERSHIP: Final = Path("/proc/self/cgroup")
+"""The control groups that this process is in."""
 
 
-def available_cores(*, groups: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> int:
+def available_cores(*, groups: Path = _GROUPS, membership: Path = _MEMBERSHIP) -> int:
     """Return the number of cores that this process may use: those of its affinity, but not more than a CPU quota of its control groups.
 
-    A container that is limited to two cores by a quota still sees all cores of its host. groups: where Linux mounts control groups;
-    membership: its list of those that this process is in (cgroups(7)).
+    A container that is limited to two cores by a quota still sees all cores of its host.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min([cores, *(math.ceil(quota) for quota in _quotas(groups, membership))]))
 
 
 def _quotas(groups: Path, membership: Path) -> Iterator[float]:
-    """Yield the CPU quotas, in cores, of the control groups of this process and of all groups around them; versions 1 and 2."""
+    """Yield the CPU quotas of the control groups of this process, in cores."""
+    for group, version in _control_groups("cpu", groups, membership):
+        names = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if version == 1 else ("cpu.max",)
+        with suppress(OSError, ValueError):  # a group without the controller
+            quota, period = " ".join((group / name).read_text("ascii") for name in names).split()
+            if quota not in ("max", "-1"):
+                yield int(quota) / int(period)
+
+
+def _unused_memory(groups: Path, membership: Path) -> Iterator[int]:
+    """Yield the bytes that memory limits of the control groups of this process leave; as in MemAvailable, cached files are free."""
+    for group, version in _control_groups("memory", groups, membership):
+        names = ("memory.limit_in_bytes", "memory.usage_in_bytes") if version == 1 else ("memory.max", "memory.current")
+        total = "total_" if version == 1 else ""
+        with suppress(OSError, ValueError, KeyError):  # a group without the controller, or "max"
+            limit, used = (int((group / name).read_text("ascii")) for name in names)
+            statistics = dict(line.split(" ", 1) for line in (group / "memory.stat").read_text("ascii").splitlines())
+            cached = sum(int(statistics[f"{total}{state}_file"]) for state in ("active", "inactive"))
+            yield limit - max(0, used - cached)
+
+
+def _control_groups(controller: str, groups: Path, membership: Path) -> Iterator[tuple[Path, Literal[1, 2]]]:
+    """Yield the folders of the control groups of this process and of all groups around them, and the version of their files."""
     try:
         lines = membership.read_text("utf-8").splitlines()
     except OSError:
         return
     for controllers, path in (line.split(":", 2)[1:] for line in lines):
-        if controllers and "cpu" not in controllers.split(","):
+        if controllers and controller not in controllers.split(","):
             continue
-        top, names = (groups / "cpu", ("cpu.cfs_quota_us", "cpu.cfs_period_us")) if controllers else (groups, ("cpu.max",))
+        top = groups / controller if controllers else groups
         folder = top / path.strip("/")
-        for each in (folder, *folder.parents):
-            if not each.is_relative_to(top):
-                break
-            try:
-                quota, period = " ".join((each / name).read_text("ascii") for name in names).split()
-                if quota not in ("max", "-1"):
-                    yield int(quota) / int(period)
-            except (OSError, ValueError):  # a group without the controller
-                continue
+        yield from ((each, 1 if controllers else 2) for each in (folder, *folder.parents) if each.is_relative_to(top))
 
 
 def limit_spinning() -> None:
@@ -89,20 +107,16 @@ def system_memory() -> tuple[int, int] | None:
     return total, available
 
 
-def available_memory() -> int | None:
-    """Return the bytes available without swapping: of the machine, or less if this process's control group or address space (`ulimit -v`)
-    limits it; None if unknown.
+def available_memory(*, groups: Path = _GROUPS, membership: Path = _MEMBERSHIP) -> int | None:
+    """Return the bytes available without swapping: of the machine, or less if this process's control groups or address space
+    (`ulimit -v`) limit it; None if unknown.
     """
     if (memory := system_memory()) is None:
         return None
     _, free = memory
     if (most := resource.getrlimit(resource.RLIMIT_AS)[0]) != resource.RLIM_INFINITY:
         free = min(free, max(0, most - (_field("VmSize:") or 0)))
-    try:
-        limit, used = (int(Path("/sys/fs/cgroup", name).read_text("ascii")) for name in ("memory.max", "memory.current"))
-    except (OSError, ValueError):  # no control group, or "max"
-        return free
-    return max(0, min(free, limit - used))
+    return max(0, min([free, *_unused_memory(groups, membership)]))
 
 
 def trim_memory() -> None:
