@@ -182,7 +182,10 @@ def test_the_report_and_the_card_show_the_metrics_of_the_kind(fitted: tuple[str,
     assert f"dev {name}" in card
     for text, words in ((card, "class weights"), (page, "class weights"), (page, "tau of logit adjustment")):
         assert (words in text) == (kind != "regression"), words
-    assert name in comparison_page([folder / "run", folder / "run"])
+    compared = comparison_page([folder / "run", folder / "run"])
+    assert name in compared
+    assert ("In percent" in compared) == ("only this correct" in compared) == (kind != "regression")
+    assert re.search(r"Labels: loss</title><desc[^>]*>(\S+)", page)[1] == ("Squared" if kind == "regression" else "Cross-entropy")  # type: ignore[index]
 
 
 def test_an_operation_that_a_kind_does_not_have_is_refused_in_one_line(fitted: tuple[str, Path]) -> None:

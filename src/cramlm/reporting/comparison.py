@@ -78,7 +78,7 @@ def _split_of(runs: Mapping[str, RunRecord]) -> str:
 
 
 def _scores(runs: Mapping[str, RunRecord]) -> Data:
-    """own: scores of a run's model by split. recommended: by the verdict of the run. against: the first run on `split`."""
+    """own: scores of a run's model by split. recommended: by the verdict of the run. against: the first run on `split`; not of numbers."""
     split, kind = _split_of(runs), _kind_of(runs)
     main, second = main_metric(kind), KINDS[kind].table_metrics[0]
     estimates = [_estimate(name, run.own_scores[split], main, emphasised=True) for name, run in runs.items()]
@@ -86,6 +86,7 @@ def _scores(runs: Mapping[str, RunRecord]) -> Data:
     first_name, first = next(iter(runs.items()))
     return {
         "split": split,
+        "kind": kind,
         "main": main,
         "second": second,
         "first": first_name,

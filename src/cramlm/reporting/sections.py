@@ -57,6 +57,7 @@ _LOSS_CHARTS = {
     "distil": "Soft labels of a teacher",
 }
 _ORIGINS = (("external", "retrieved"), ("task", "task text"))
+_CROSS_ENTROPY = "Cross-entropy in nats"
 _LOSSES = {f"{text}_{origin}": name for text in _LOSS_CHARTS for origin, name in _ORIGINS} | {"classify_task": "labels"}
 _MAX_LABELS = 30  # of a confusion matrix; with more labels, the most frequent confusions are listed
 _MAX_PAIRS = 40
@@ -332,9 +333,13 @@ def _learning(run: RunRecord) -> list[Data]:
 def _curves(run: RunRecord, stage: str) -> Data:
     """has_steps: False if the log has none. only_score: the dev score if there is just one."""
     steps, evaluations = run.events_of(stage, "step"), run.events_of(stage, "evaluation")
+    of_labels = "Squared error, in standard deviations," if run.config.task.kind == "regression" else _CROSS_ENTROPY
     charts = [
-        *(_loss_chart(title, (f"{text}_external", f"{text}_task"), steps) for text, title in _LOSS_CHARTS.items()),
-        _loss_chart("Labels", ("classify_task",), steps),
+        *(
+            _loss_chart(title, (f"{text}_external", f"{text}_task"), steps, of_labels if text == "distil" else _CROSS_ENTROPY)
+            for text, title in _LOSS_CHARTS.items()
+        ),
+        _loss_chart("Labels", ("classify_task",), steps, of_labels),
         _dev_chart(run.config.metric, evaluations),
     ]
     shown = partial(format_metric, run.config.metric)
@@ -349,7 +354,7 @@ def _curves(run: RunRecord, stage: str) -> Data:
     }
 
 
-def _loss_chart(title: str, names: Sequence[str], steps: Sequence[Json]) -> Markup | None:
+def _loss_chart(title: str, names: Sequence[str], steps: Sequence[Json], measure: str) -> Markup | None:
     lines = []
     styles: tuple[Literal["one", "two"], ...] = ("one", "two")
     for name, style in zip(names, styles, strict=False):
@@ -359,7 +364,7 @@ def _loss_chart(title: str, names: Sequence[str], steps: Sequence[Json]) -> Mark
     if not lines:
         return None
     ends = " ".join(f"{line.name}: from {line.points[0][1]:.2f} to {line.points[-1][1]:.2f}." for line in lines)
-    description = f"Cross-entropy in nats over the steps. {ends}"
+    description = f"{measure} over the steps. {ends}"
     return line_chart(f"{title}: loss", description, lines, x_name="step", y_format=lambda value: f"{value:g}")
 
 
