@@ -525,6 +525,9 @@ def test_files_may_be_paths_and_a_bad_value_is_one_line(tmp_path: Path) -> None:
     assert recipes.static(**files | {"corpus": [paths["corpus"]]}).corpus == config.corpus
     with pytest.raises(UsageError, match=r"^dev_fraction: Input should be less than 0.5 \(got 2\)"):
         recipes.static(**files, dev_fraction=2)
+    for wrong in ({"budget": 300}, {"seed": "x"}, {"seed": None}):
+        with pytest.raises(UsageError, match=rf"^{next(iter(wrong))}: Input should be a valid .* \(got .*\); `cramlm config`"):
+            recipes.tlm(**files, **wrong)
     for top_k in (0, -5, "x", 2.5):
         for recipe in (recipes.static, recipes.tlm, recipes.tlm_small):
             with pytest.raises(UsageError, match=r"^(retriever\.)?top_k: .* \(got .*\); `cramlm config` prints every setting$"):

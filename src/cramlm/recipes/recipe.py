@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, TypeAlias, assert_never
 
 from pydantic import ValidationError
+from pydantic.dataclasses import dataclass as validated
 
 from cramlm.config.base import NOMINAL_FLOPS
 from cramlm.config.phase import linear_teachers
@@ -233,7 +234,7 @@ OF_THE_RECIPE: Final = "default"
 """A budget that stands for `Recipe.default_budget`."""
 
 
-@dataclass(frozen=True, slots=True)
+@validated(frozen=True, slots=True)
 class RunInputs:
     """The arguments of a recipe, checked. corpus: None if the recipe reads no raw text. budget: None = no limit."""
 
