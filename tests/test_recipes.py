@@ -112,13 +112,23 @@ def test_more_operations_or_a_gpu_have_a_larger_encoder_and_larger_batches_of_te
     assert (finetune.batch_size, finetune.batch_unit) == (32, "sequences")
 
 
-@pytest.mark.parametrize(("device", "overrides"), [("cuda", []), (None, ["device=cuda"])])
-def test_the_device_decides_on_the_size_as_an_option_and_as_a_setting(
-    device: str | None, overrides: list[str], place: dict[str, str]
+@pytest.mark.parametrize(
+    ("budget", "device", "overrides", "layers"),
+    [
+        ("2m", "cuda", [], 6),
+        ("2m", None, ["device=cuda"], 6),
+        ("2m", "cpu", [], 2),
+        (None, "cpu", ["budget=2m"], 2),
+        ("2m", "cpu", ["budget = 2h"], 6),
+        ("2m", "cpu", ["budget=none"], 4),
+    ],
+)
+def test_budget_and_device_decide_on_the_size_as_options_and_as_settings(
+    budget: str | None, device: str | None, overrides: list[str], layers: int, place: dict[str, str]
 ) -> None:
     task, corpus = {"train": place["train"]}, [place["corpus"]]
-    config = resolve_run("tlm", None, overrides, task=task, corpus=corpus, budget="2m", seed=3, device=device)
-    assert (config.device, config.encoder.layers) == ("cuda", 6)
+    config = resolve_run("tlm", None, overrides, task=task, corpus=corpus, budget=budget, seed=3, device=device)
+    assert (config.device == "cuda", config.encoder.layers) == ("cpu" not in str(device), layers)
 
 
 @pytest.mark.parametrize("name", some_slow(["tlm-small", "tlm-medium", "tlm-large"], quick={"tlm-small"}))

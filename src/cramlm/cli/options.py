@@ -80,8 +80,8 @@ def resolve_run(
 def recipe_data(name: str, arguments: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """Return the config that a recipe builds from `arguments`, as plain data.
 
-    Of `overrides` only those of the section `task` and the device are applied: a recipe counts the rows of the training file, and they
-    say how to read it; and its size depends on the device.
+    Of `overrides` only what a recipe reads is applied: the section `task` and the seed, since it counts the rows of the training file, and
+    the budget and the device, on which its size depends.
 
     Raises:
         UsageError: if there is no such recipe, or it refuses an argument. DataError: if the training file has a bad row.
@@ -90,7 +90,7 @@ def recipe_data(name: str, arguments: Mapping[str, Any], overrides: Sequence[str
     from cramlm.config.run import apply_overrides
 
     build, suffix_arguments = recipes.find(name)
-    read = [override for override in overrides if re.match(r"\s*(task\.|device\s*=)", override)]
+    read = [override for override in overrides if re.match(r"\s*(task\.|(budget|device|seed)\s*=)", override)]
     settings = apply_overrides({"task": {}}, read)
     every = {**arguments, **settings.pop("task"), **settings, **suffix_arguments}
     data: dict[str, Any] = checked(lambda: build(**every)).model_dump(mode="json")
