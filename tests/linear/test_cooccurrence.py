@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from sklearn.utils.extmath import randomized_svd
@@ -113,6 +117,20 @@ def test_singular_vectors_have_the_bits_of_scikit_learn(shape: tuple[int, int], 
     found, projection = singular_vectors(matrix, rank, seed=7)
     assert np.array_equal(found, vectors * np.sqrt(sizes))
     assert projection == pytest.approx(right.T / np.sqrt(sizes), abs=1e-5)
+
+
+def test_singular_vectors_do_not_depend_on_the_cores_or_on_what_has_loaded_the_blas_of_scipy() -> None:
+    code = """
+import numpy as np
+from cramlm.linear.cooccurrence import singular_vectors
+
+matrix = np.random.default_rng(0).standard_normal((3000, 400)).astype(np.float32)
+for _ in range(2):
+    print(singular_vectors(matrix, 64, seed=0)[0].sum(dtype=np.float64))
+"""
+    environments = [{**os.environ, "OPENBLAS_NUM_THREADS": cores} for cores in ("1", "2")]
+    runs = [subprocess.run([sys.executable, "-c", code], env=each, capture_output=True, text=True, check=True) for each in environments]
+    assert len(set("".join(run.stdout for run in runs).split())) == 1
 
 
 def test_the_projection_takes_rows_to_their_vectors_and_ignores_vanishing_singular_values() -> None:

@@ -204,24 +204,26 @@ def _information(near: npt.NDArray[Any], expected: npt.NDArray[np.float64]) -> n
     return information
 
 
-def singular_vectors(matrix: FloatArray, rank: int, *, seed: int) -> tuple[FloatArray, FloatArray]:
+def singular_vectors(matrix: FloatArray, rank: int, *, seed: int, threads: int = 1) -> tuple[FloatArray, FloatArray]:
     """Left singular vectors times the square root of their singular values, (rows, rank) float32; and the projection that takes a row of
     the matrix to its vector, (columns, rank) float32.
 
     Randomized SVD (Halko, Martinsson and Tropp 2011, algorithms 4.4 and 5.1) with LU between the power iterations. The bits are those of
-    scikit-learn's `randomized_svd`, whose import takes 2 CPU seconds.
+    scikit-learn's `randomized_svd`, whose import takes 2 CPU seconds, and depend on the number of threads.
     """
-    import scipy.linalg  # here: a forecast does not need it
+    import scipy.linalg  # here: a forecast does not need it; before the limit: its BLAS is not NumPy's, and only a loaded one is limited
+    from threadpoolctl import threadpool_limits
 
     rows, columns = matrix.shape
     tall = matrix if rows >= columns else matrix.T
     basis = np.random.RandomState(seed).normal(size=(tall.shape[1], rank + _OVERSAMPLES)).astype(np.float32)
-    for _ in range(_ITERATIONS):
-        basis, _ = scipy.linalg.lu(tall @ basis, permute_l=True, check_finite=False)
-        basis, _ = scipy.linalg.lu(tall.T @ basis, permute_l=True, check_finite=False)
-    basis, _ = scipy.linalg.qr(tall @ basis, mode="economic", check_finite=False)
-    left, sizes, right = scipy.linalg.svd(basis.T @ tall, full_matrices=False)
-    of_rows, of_columns = (basis @ left, right.T) if rows >= columns else (right.T, basis @ left)
+    with threadpool_limits(limits=threads, user_api="blas"):
+        for _ in range(_ITERATIONS):
+            basis, _ = scipy.linalg.lu(tall @ basis, permute_l=True, check_finite=False)
+            basis, _ = scipy.linalg.lu(tall.T @ basis, permute_l=True, check_finite=False)
+        basis, _ = scipy.linalg.qr(tall @ basis, mode="economic", check_finite=False)
+        left, sizes, right = scipy.linalg.svd(basis.T @ tall, full_matrices=False)
+        of_rows, of_columns = (basis @ left, right.T) if rows >= columns else (right.T, basis @ left)
     signs = np.sign(of_rows[np.argmax(np.abs(of_rows), axis=0), np.arange(of_rows.shape[1])])
     roots = np.sqrt(sizes[:rank])
     inverse = np.where(sizes[:rank] > _SMALLEST_SIZE * sizes[0], 1 / np.maximum(roots, np.finfo(np.float32).tiny), 0)
@@ -237,7 +239,7 @@ def token_embeddings(texts: Sequence[Tokens], *, vocab_size: int, width: int, st
     has_context = matrix.any(axis=1)  # of the singular vectors, those of vanishing singular values are rounding noise in every row
     rank = min(width, *matrix.shape)
     values = np.zeros((vocab_size, width), dtype=np.float32)
-    values[:, :rank], _ = singular_vectors(matrix, rank, seed=seed)
+    values[:, :rank], _ = singular_vectors(matrix, rank, seed=seed, threads=workers.threads)
     rotation, _ = np.linalg.qr(np.random.default_rng([seed, 0x636F]).standard_normal((width, width)))
     values = values @ rotation.astype(np.float32)
     values[has_context] *= std / max(float(values[has_context].std()), 1e-12) if has_context.any() else 1.0

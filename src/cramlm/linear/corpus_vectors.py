@@ -18,7 +18,6 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from threadpoolctl import threadpool_limits
 
 from cramlm.data.corpus import MAX_RESIDENT_BYTES, Corpus
 from cramlm.linear.contrastive import EPOCHS, MIN_BATCHES, Halves, Texts, equalize, train_on_halves, training_settings
@@ -196,8 +195,7 @@ def _factorize(texts: Texts, counts: IntArray, total: int, workers: Workers) -> 
     token_counts = np.append(frequent, total - frequent.sum())
     matrix, contexts = ppmi(tokens, token_counts, contexts=WORD_CONTEXTS, window=WORD_WINDOW, workers=workers)
     rank = min(WIDTH, *matrix.shape)
-    with threadpool_limits(limits=workers.threads, user_api="blas"):
-        vectors, projection = singular_vectors(matrix, rank, seed=0)
+    vectors, projection = singular_vectors(matrix, rank, seed=0, threads=workers.threads)
     del matrix  # up to a gigabyte
     values = np.zeros((len(counts), WIDTH), dtype=np.float32)
     values[:others, :rank] = vectors[:others]

@@ -174,6 +174,11 @@ class Stage:
         return {name: value for name, value in self.key.items() if name not in self.unused}
 
 
+def threads_of(config: RunConfig) -> int:
+    """Return the number of threads of a run with this config in one process: by default that of the cores."""
+    return config.threads or available_cores()
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class RunContext:
     """What every stage of a run reads. folder: of the run; store: of the corpora and indexes that runs share. stop: returns an exit code
@@ -193,7 +198,7 @@ class RunContext:
     @property
     def threads(self) -> int:
         """Threads of work on the CPU."""
-        return self.config.threads or available_cores()
+        return threads_of(self.config)
 
     def build(self, stage: Stage) -> Artifact:
         """Return the published folder of a stage: the present one if its key is equal, else a new one (storage/artifacts.py)."""
@@ -252,8 +257,7 @@ def shared_stages(store: Path, config: RunConfig, *, emit: Emit) -> Iterator[Non
         yield
         return
     libraries = {name: importlib.metadata.version(name) for name in _LIBRARIES}
-    threads = config.threads or available_cores()
-    environment = {"libraries": libraries, "machine": describe_machine(), "threads": threads}
+    environment = {"libraries": libraries, "machine": describe_machine(), "threads": threads_of(config)}
     with pooled(StagePool(folder, SHARED, environment, round(1e9 * limit))):
         yield
 

@@ -102,6 +102,7 @@ def run(
             emit = _interruptible(log.around(tracked), stop)
             emit(Event("note", "machine", describe_machine()))
             clock = Clock(began, Budget() if config.budget is None else parse_budget(config.budget))
+            config = _with_threads_per_rank(config, ranks)
             context = RunContext(config, task, folder, _store(store), clock, emit, stop, ranks, pretrained)
             with confirming(recorder.confirm), shared_stages(context.store, config, emit=emit):
                 config, evaluation = _run_stages(context)
@@ -143,7 +144,6 @@ def unfinished(config: RunConfig, *, out: Path, store: str | Path | None = None,
 
 def _run_stages(run: RunContext) -> tuple[RunConfig, Artifact]:
     """Build all stages in order; return the config with its final phases, and the evaluation."""
-    run = replace(run, config=_with_threads_per_rank(run.config, run.ranks))
     text.check_settings(run.config, run.task, None if run.pretrained is None else run.pretrained.tokenizer)
     text.report_task(run)
     config = run.config
@@ -152,7 +152,7 @@ def _run_stages(run: RunContext) -> tuple[RunConfig, Artifact]:
 
         refuse_small_budget(run)
     scored = config.baseline.enabled
-    with threadpool_limits(limits=config.threads or available_cores(), user_api="blas"):
+    with threadpool_limits(limits=run.threads, user_api="blas"):
         baseline = linear.fit_baseline(run) if scored or "tfidf" in config.teaching else None
         if config.model != "encoder":
             return config, _run_linear(run, baseline)
@@ -214,7 +214,7 @@ def _run_linear(run: RunContext, baseline: Artifact | None) -> Artifact:
     corpus = selection = bayes = static = None
     if run.config.model != "tfidf":
         corpus = text.corpus(run)
-        selection = text.selection(run, linear.plan_linear(run.config), corpus)
+        selection = text.selection(run, linear.plan_linear(run), corpus)
         bayes = linear.fit_naive_bayes(run, selection) if selection is not None and run.config.baseline.enabled else None
     if run.config.model == "static" and corpus is not None:
         static = linear.fit_static(run, linear.word_vectors(run, corpus), baseline, bayes)

@@ -32,7 +32,17 @@ from cramlm.model.huggingface.pretrained import start_from
 from cramlm.model.model import ModelSpec, Precision, describe_device, empty_model, resolve_device, resolve_precision
 from cramlm.model.prompts import Prompt
 from cramlm.model.tokenizer import UNCUT, Tokenizer
-from cramlm.pipeline.context import EncodedTexts, FinishedPhase, RunContext, RunPlan, Stage, fingerprint, phases_by_name, write_json
+from cramlm.pipeline.context import (
+    EncodedTexts,
+    FinishedPhase,
+    RunContext,
+    RunPlan,
+    Stage,
+    fingerprint,
+    phases_by_name,
+    threads_of,
+    write_json,
+)
 from cramlm.planning import budget
 from cramlm.planning.cost import (
     CostForecast,
@@ -254,7 +264,7 @@ def measure_machine(config: RunConfig, limit: Budget, precision: Precision, *, l
     The number of threads is chosen if the budget is a time and the config leaves it open; otherwise it is the number of cores, so that
     equal configs give equal bits.
     """
-    cores, on_gpu = config.threads or available_cores(), resolve_device(config.device).type != "cpu"
+    cores, on_gpu = threads_of(config), resolve_device(config.device).type != "cpu"
     fixed = config.threads or config.tokens_per_second or limit.seconds is None or cores == 1 or on_gpu
     choice = (cores,) if fixed else (1, cores)
     with_head, without_head = _phase_of_each_kind(config.phases)

@@ -16,7 +16,6 @@ from cramlm.config.run import RunConfig
 from cramlm.data.corpus import Corpus
 from cramlm.data.task import task_fingerprint
 from cramlm.evaluation.prediction import sequences_of
-from cramlm.io.machine import available_cores
 from cramlm.linear.bayes import bayes_reads_seed, fit_bayes
 from cramlm.linear.cooccurrence import count_tokens, token_embeddings
 from cramlm.linear.corpus_vectors import build_word_vectors
@@ -206,7 +205,8 @@ def _save(fit: LinearFit, target: Path, config: RunConfig) -> None:
     save_array(target / DEV_PREDICTIONS, fit.predictions)
 
 
-def plan_linear(config: RunConfig) -> RunPlan:
+def plan_linear(run: RunContext) -> RunPlan:
     """The plan of a run that trains no encoder: the selection is limited by documents only."""
-    retriever = None if config.retriever is None else plan_selection(config.retriever, amount=None, tokens_per_unit=0.0)
-    return RunPlan(retriever, "fp32", config.threads or available_cores(), Speed(0.0, 0.0), operations=False)
+    retriever = run.config.retriever
+    retriever = None if retriever is None else plan_selection(retriever, amount=None, tokens_per_unit=0.0)
+    return RunPlan(retriever, "fp32", run.threads, Speed(0.0, 0.0), operations=False)
