@@ -189,6 +189,8 @@ def run_cells(
         began = time.monotonic()
 
         def report(number: int, event: Event) -> None:
+            if (code := stop()) is not None:  # ends the other processes, whose runs continue from their last checkpoints
+                raise Stopped("stopped; run the same command again to continue", exit_code=code)
             if event.kind == "done" and event.stage == "evaluation":
                 minutes = (time.monotonic() - began) / 60
                 emit(Event("note", "experiment", f"{waiting[number].name}: {event.message} ({minutes:.1f} minutes since the start)"))

@@ -300,7 +300,7 @@ def subsample(task: Mapping[str, Any], *, count: int, seed: int, folder: Path) -
     equal seeds, a smaller sample is a subset of a larger one.
 
     Raises:
-        UsageError: if `count` is smaller than the number of labels or larger than the number of rows. DataError: for a bad row.
+        UsageError: if `count` is smaller than any run accepts or larger than the number of rows. DataError: for a bad row.
     """
     config = TaskConfig.model_validate({name: value for name, value in task.items() if value is not None and name in {"train", *_READ_BY}})
     kind, pair = config.kind, config.text_pair_column
@@ -329,7 +329,7 @@ def _sample(examples: list[Example], count: int, seed: int, origin: str, kind: T
     for index, example in enumerate(examples):
         by_stratum[rules.stratum(str(example.label))].append(index)
         labels.update(rules.names(str(example.label)))
-    least = max(2, len(labels))
+    least = max(2, len(labels) * (2 if kind == "classification" else 1))  # a classification has at least two rows per label
     if not least <= count <= len(examples):
         what = f" of {counted(len(labels), 'label')}" if labels else ""
         raise UsageError(
