@@ -132,7 +132,7 @@ def test_a_plan_shows_small_amounts_of_memory_and_disk_in_megabytes(capsys: pyte
         "vocab_size": 200,
         "seconds": 6.0,
     }
-    plan |= {"external_tokens": 0, "flops": 1e9, "memory": 1_940_000_000, "disk": 400_000}
+    plan |= {"external_tokens": 0, "flops": 1e9, "memory": 1_940_000_000, "gpu_memory": None, "disk": 400_000}
     show_plans([plan])
     shown = capsys.readouterr().out
     assert shown.splitlines()[1].endswith("1.0e+09  1.9 GB  0.4 MB")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -268,24 +270,35 @@ def test_a_step_that_takes_longer_than_allowed_is_estimated_and_a_fixed_speed_ke
     assert (fixed.joint.rough, fixed.joint.tokens_per_second, fixed.joint.starved) == (True, 10.0, False)
 
 
-FORECAST = CostForecast((), None, 1, 0, (), 60.0, 1e12, memory=3_000_000_000, disk=2_000_000_000)
+FORECAST = CostForecast((), None, 1, 0, (), 60.0, 1e12, memory=3_000_000_000, disk=2_000_000_000, gpu_memory=5_000_000_000)
 
 
 @pytest.mark.parametrize(
-    ("memory", "disk", "line"),
+    ("available", "line"),
     [
-        (2_900_000_000, 9_000_000_000, "needs about 3.0 GB of memory and 2.9 GB are available; pass a smaller"),
-        (None, 12_000_000, "runs/x: this run needs about 2.0 GB of disk and 12 MB are free; free space, or pass"),
-        (None, 1_900_000_000, "runs/x: this run needs about 2.0 GB of disk and 1.9 GB are free; free space, or pass"),
+        ({"memory": 2_900_000_000}, "needs about 3.0 GB of memory and 2.9 GB are available; pass a smaller"),
+        ({"gpu_memory": 4_900_000_000}, "needs about 5.0 GB of memory on the GPU and 4.9 GB are available; pass a smaller"),
+        ({"disk": 12_000_000}, "runs/x: this run needs about 2.0 GB of disk and 12 MB are free; free space, or pass"),
+        ({"disk": 1_900_000_000}, "runs/x: this run needs about 2.0 GB of disk and 1.9 GB are free; free space, or pass"),
+        ({"memory": None, "gpu_memory": None}, None),
+        ({}, None),
     ],
 )
-def test_a_run_that_needs_more_than_the_machine_has_is_refused_with_both_numbers(memory: int | None, disk: int, line: str) -> None:
-    with pytest.raises(EnvironmentFault, match=line):
-        check_resources(FORECAST, memory=memory, disk=disk, folder="runs/x")
+def test_a_run_that_needs_more_than_the_machine_has_is_refused_with_both_numbers(available: dict[str, Any], line: str | None) -> None:
+    just_enough = {"memory": 3_000_000_000, "gpu_memory": 5_000_000_000, "disk": 2_000_000_000}
+    with nullcontext() if line is None else pytest.raises(EnvironmentFault, match=line):
+        check_resources(FORECAST, **just_enough | available, folder="runs/x")
 
 
-def test_a_run_that_just_fits_is_not_refused() -> None:
-    check_resources(FORECAST, memory=3_000_000_000, disk=2_000_000_000, folder="runs/x")
+def test_the_memory_of_a_gpu_is_counted_apart_from_that_of_the_machine() -> None:
+    measured = Measurement(1_000.0, 2, 1.0, 1e7, 8_000_000_000)
+    texts, machine = TextSizes(Sizes(100, 2, 5000, 5000, 5000, 0), 64, 0), Machine(measured, measured, 1000)
+    config = tlm(train="", corpus=["corpus.txt"])
+    on_cpu, on_gpu = (forecast_cost(config, Budget(flops=1e13), texts, machine, resident=10**9, on_gpu=gpu) for gpu in (False, True))
+    assert on_cpu.gpu_memory is None
+    assert on_cpu.memory > 9e9 > 8e9 < on_gpu.gpu_memory < 9e9  # type: ignore[operator]
+    assert 1e9 < on_gpu.memory < 2e9  # type: ignore[operator]
+    assert "of memory, 8.3 GB of the GPU's, " in on_gpu.describe()
 
 
 def forecast(budget: Budget, measured: Measurement, corpus_bytes: int = 0, preset: str = "tiny", every: int | None = None) -> CostForecast:

@@ -243,7 +243,7 @@ def show_plans(plans: Sequence[Mapping[str, Any]]) -> None:
                 " + ".join("/".join(f"{count:.1f}" for count in phase["passes"].values()) for phase in phases),
                 f"{about}{plan['seconds'] / 60:.1f}",
                 f"{plan['flops']:.1e}",
-                "unknown" if plan["memory"] is None else f"{about}{size(plan['memory'])}",
+                _memory(plan),
                 size(plan["disk"]),
             ]
         )
@@ -256,6 +256,12 @@ def show_plans(plans: Sequence[Mapping[str, Any]]) -> None:
     for plan in plans:
         if plan["refused"]:
             print(f"{plan['budget'] or 'no budget'}: {plan['refused']}")
+
+
+def _memory(plan: Mapping[str, Any]) -> str:
+    """The memory of a plan, and that of a GPU."""
+    memory = "unknown" if plan["memory"] is None else f"{'~' if plan['rough'] else ''}{size(plan['memory'])}"
+    return memory if plan["gpu_memory"] is None else f"{memory} + {size(plan['gpu_memory'])} GPU"
 
 
 def show_selection(report: Mapping[str, Any]) -> None:

@@ -75,7 +75,9 @@ class TextSizes:
 
 @dataclass(frozen=True, slots=True)
 class CostForecast:
-    """The forecast of a run. seconds: wall-clock time in all. memory: peak of resident bytes; None if the system does not report it."""
+    """The forecast of a run. seconds: wall-clock time in all. memory: peak of resident bytes; None if the system does not report it.
+    gpu_memory: bytes of a GPU; None without one.
+    """
 
     phases: tuple[PhaseConfig, ...]
     retriever: RetrieverConfig | None
@@ -86,6 +88,7 @@ class CostForecast:
     flops: float
     memory: int | None
     disk: int
+    gpu_memory: int | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON, without phases and retriever."""
@@ -94,6 +97,7 @@ class CostForecast:
     def describe(self) -> str:
         """The cost in one line."""
         memory = "" if self.memory is None else f", at most {size(self.memory)} of memory"
+        memory += "" if self.gpu_memory is None else f", {size(self.gpu_memory)} of the GPU's"
         selected = f"{self.external_tokens / 1e6:.2f}M tokens of raw text, " if self.external_tokens else ""
         return (
             f"{self.parameters / 1e6:.1f}M parameters, {selected}{self.seconds / 60:.1f} min in all, {self.flops:.1e} FLOPs{memory}, "
@@ -120,10 +124,12 @@ def forecast_cost(
     elapsed: float = 0.0,
     resident: int | None = None,
     peak: int | None = None,
+    on_gpu: bool = False,
 ) -> CostForecast:
     """Forecast the run with this budget on this machine.
 
-    elapsed: seconds since the run began. resident, peak: resident bytes of this process, now and at most.
+    elapsed: seconds since the run began. resident, peak: resident bytes of this process, now and at most. on_gpu: True if the machine was
+    measured on its GPU.
 
     Raises:
         UsageError: if the budget is too small to train at all; it names one that is not. As `budget.plan_phases`.
@@ -152,11 +158,12 @@ def forecast_cost(
     seconds = tuple(budget.phase_amount(phase, sizes, speed) for phase in phases)
     each = [(phase, machine.joint if phase.text_terms else machine.finetune) for phase in phases]
     held = [step.bytes for _, step in each if step.bytes is not None]
-    memory = None
+    weights = 4 * machine.parameters  # the best so far, beside those in training; of a GPU the exported ones, on the CPU
+    memory, gpu_memory = None, round(_SCATTER * (max(held) + weights)) if held and on_gpu else None
     if held and resident is not None:
         tokens = external * _BYTES_PER_EXTERNAL_TOKEN + 12 * sizes.train_tokens
-        weights = 4 * machine.parameters  # the best so far, beside those in training
-        training = round(_SCATTER * (resident + max(held) + tokens + weights + (_TEXT_STAGES if retriever else 0)))
+        step = 0 if on_gpu else max(held)
+        training = round(_SCATTER * (resident + step + tokens + weights + (_TEXT_STAGES if retriever else 0)))
         memory = max(peak or 0, training, resident + vector_memory)
     return CostForecast(
         phases,
@@ -168,6 +175,7 @@ def forecast_cost(
         sum(budget.phase_tokens(phase, sizes) * step.flops_per_token for phase, step in each),
         memory,
         _disk_bytes(machine.parameters, sizes, texts.corpus_bytes, len(phases)),
+        gpu_memory,
     )
 
 
@@ -193,13 +201,16 @@ def _enlarged(limit: Budget, missing: float) -> str:
     return f"{seconds}s" if seconds < 120 else f"{math.ceil(seconds / 60)}m"
 
 
-def check_resources(cost: CostForecast, *, memory: int | None, disk: int, folder: object) -> None:
-    """Raises EnvironmentFault if the run needs more memory than is available, or more disk than is free where it is written."""
-    if memory is not None and cost.memory is not None and cost.memory > memory:
-        raise EnvironmentFault(
-            f"this run needs about {size(cost.memory)} of memory and {size(memory)} are available; pass a smaller "
-            "--preset, a smaller --set phases[0].batch_size=N, or close other programs"
-        )
+def check_resources(cost: CostForecast, *, memory: int | None, gpu_memory: int | None, disk: int, folder: object) -> None:
+    """Raises EnvironmentFault if the run needs more memory than is available, here or on its GPU, or more disk than is free where it is
+    written.
+    """
+    for needed, available, whose in ((cost.memory, memory, ""), (cost.gpu_memory, gpu_memory, " on the GPU")):
+        if needed is not None and available is not None and needed > available:
+            raise EnvironmentFault(
+                f"this run needs about {size(needed)} of memory{whose} and {size(available)} are available; pass a smaller "
+                "--preset, a smaller --set phases[0].batch_size=N, or close other programs"
+            )
     if cost.disk > disk:
         raise EnvironmentFault(
             f"{folder}: this run needs about {size(cost.disk)} of disk and {size(disk)} are free; free space, or pass "

@@ -29,7 +29,7 @@ from cramlm.evaluation.prediction import sequences_of
 from cramlm.io.machine import available_cores, available_memory, describe_machine, peak_memory, resident_memory
 from cramlm.io.paths import stamp_inputs
 from cramlm.model.huggingface.pretrained import start_from
-from cramlm.model.model import ModelSpec, Precision, describe_device, empty_model, resolve_device, resolve_precision
+from cramlm.model.model import CPU, ModelSpec, Precision, describe_device, empty_model, resolve_device, resolve_precision
 from cramlm.model.prompts import Prompt
 from cramlm.model.tokenizer import UNCUT, Tokenizer
 from cramlm.pipeline.context import (
@@ -98,7 +98,7 @@ def plan(run: RunContext) -> RunPlan:
     """
     cores = run.threads
     device = resolve_device(run.config.device)
-    precision = resolve_precision(run.config.precision, device)
+    on_gpu, precision = device.type == "cuda", resolve_precision(run.config.precision, device)
     texts = estimate_texts(run.task, run.config, _corpus_bytes(run.config))
 
     def write(target: Path) -> None:
@@ -111,12 +111,14 @@ def plan(run: RunContext) -> RunPlan:
         starved = next((each for each in (machine.joint, machine.finetune) if each.starved), None)
         if starved is not None and run.clock.budget.seconds is not None:
             run.emit(Event("warning", "plan", _starved(starved)))
-        cost = forecast_cost(run.config, run.clock.budget, texts, machine, elapsed=run.clock.elapsed, resident=resident_memory(), peak=peak)
+        now: dict[str, Any] = {"elapsed": run.clock.elapsed, "resident": resident_memory(), "peak": peak, "on_gpu": on_gpu}
+        cost = forecast_cost(run.config, run.clock.budget, texts, machine, **now)
         if run.clock.budget != Budget():
             run.emit(Event("plan", "plan", cost.describe(), data=cost.as_dict()))
             if (message := beyond_budget(run.config, run.clock.budget, cost)) is not None:
                 run.emit(Event("warning", "plan", message))
-            check_resources(cost, memory=memory_of(device), disk=_free_disk(run.folder, run.store), folder=run.folder)
+        available = {"memory": memory_of(CPU), "gpu_memory": memory_of(device) if on_gpu else None}
+        check_resources(cost, **available, disk=_free_disk(run.folder, run.store), folder=run.folder)
         chosen = None if cost.retriever is None else cost.retriever.model_dump(mode="json")
         rates_of = {"speed": asdict(machine.speed), "threads": machine.joint.threads}
         write_json(target / "plan.json", {"retriever": chosen, **rates_of, "cost": cost.as_dict()})
@@ -247,7 +249,8 @@ def forecast_runs(configs: Sequence[RunConfig], *, emit: Emit) -> list[RunForeca
         elif config.corpus is None or config.corpus.files != ("",):
             texts = replace(TYPICAL_TEXTS, corpus_bytes=_corpus_bytes(config))
         try:
-            cost = forecast_cost(config, limit, texts, machines[model], resident=resident_memory())
+            on_gpu = resolve_device(config.device).type == "cuda"
+            cost = forecast_cost(config, limit, texts, machines[model], resident=resident_memory(), on_gpu=on_gpu)
             if (message := beyond_budget(config, limit, cost)) is not None:
                 emit(Event("warning", "plan", message))
             rough = machines[model].joint.rough or machines[model].finetune.rough
