@@ -275,6 +275,7 @@ def select(
     from cramlm.config.run import TaskConfig
     from cramlm.data.task import RowFormat, read_task, unlabelled_task
     from cramlm.io.executors import executor_for
+    from cramlm.retrieval.bm25.distributed import holds_searches
     from cramlm.retrieval.index import Index
     from cramlm.retrieval.retrievers import Distribution, RetrievalContext
     from cramlm.retrieval.selection import KIND, SELECTION_FILE, select_documents
@@ -300,7 +301,7 @@ def select(
         opened = Index.open(index)
         retriever_config = resolve_retriever(options, set_, bm25=asdict(opened.scoring))
         distribution = Distribution(out.with_name(f"{out.name}.shares"), executor)
-        used = distribution if ray is not None or distribution.folder.exists() else None
+        used = distribution if ray is not None or holds_searches(distribution.folder) else None  # also one that was interrupted
         context = RetrievalContext(index, seed, opened.bm25, threads, used, open_encoder)
         chosen = select_documents(retriever_config, opened.corpus, task, out=out, context=context, emit=emit)
     show_selection(json.loads((out / "report.json").read_bytes()))

@@ -195,15 +195,23 @@ def require_only_searches(folder: Path) -> None:
     Raises:
         UsageError: naming what is no search.
     """
-    with environment_faults(folder):
-        if not os.path.lexists(folder):
-            return
-        inside: Iterable[Path] = [folder] if folder.is_symlink() or not folder.is_dir() else folder.iterdir()
-        other = next((path for path in inside if not _is_search(path)), None)
-    if other is not None:
+    if (other := _other_than_searches(folder)) is not None:
         raise UsageError(
             f"{other}: is not of a distributed search, whose files {folder} is for; choose another --out, or rename {folder.name}"
         )
+
+
+def holds_searches(folder: Path) -> bool:
+    """Return True if a folder holds the files of distributed searches that were interrupted, and nothing else."""
+    return os.path.lexists(folder) and _other_than_searches(folder) is None
+
+
+def _other_than_searches(folder: Path) -> Path | None:
+    with environment_faults(folder):
+        if not os.path.lexists(folder):
+            return None
+        inside: Iterable[Path] = [folder] if folder.is_symlink() or not folder.is_dir() else folder.iterdir()
+        return next((path for path in inside if not _is_search(path)), None)
 
 
 def remove_searches(folder: Path) -> None:
