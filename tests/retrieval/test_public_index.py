@@ -463,6 +463,10 @@ def test_search_prints_the_measures_of_ir_measures(folder: Path, qrels: str) -> 
     assert printed(*arguments).splitlines() == [f"nDCG@10  {ndcg / 2:.4f}", "R@100    0.5000", "RR       0.2500"]
     other = write_lines(folder / "other.txt", "q1 0 elsewhere 1")
     assert "no hit is a judged document" in command(*arguments[:-1], other).stderr
+    long = write_lines(folder / "long.jsonl", {"id": "hill", "text": "A red hill above the harbour. " * 10})
+    cramlm.Index.build(long, folder / "cut", workers=1, passage_words=30)
+    cut = command("search", folder / "cut", *arguments[2:]).stderr
+    assert "hit counted as not relevant: passages of judged documents, like 'hill#0' of 'hill'; index whole documents" in cut
     unknown = write_lines(folder / "unknown.txt", "q9 0 ship 1")
     assert "for other queries, like 'q9', not for 'q1'" in error_line(command(*arguments[:-1], unknown), 2)
 

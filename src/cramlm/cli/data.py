@@ -447,7 +447,7 @@ def _show_hits(hits: Sequence[ExplainedHit], *, as_json: bool) -> None:
 
 
 def _show_measures(hits: Hits, query_ids: Sequence[str], qrels: Qrels, *, as_json: bool) -> None:
-    from cramlm.retrieval.trec import any_judged, measure
+    from cramlm.retrieval.trec import any_judged, measure, passages_of_judged
 
     means = measure(hits, query_ids, qrels)
     judged = sum(query in qrels for query in query_ids)
@@ -457,7 +457,14 @@ def _show_measures(hits: Hits, query_ids: Sequence[str], qrels: Qrels, *, as_jso
         print("\n".join(f"{name:8} {mean:.4f}" for name, mean in means.items()))
         print(f"means over the {judged:,} of {len(query_ids):,} queries with judgements", file=sys.stderr)
     found = next((ids[0] for ids in hits.ids if ids), None)
-    if found is not None and not any_judged(hits, query_ids, qrels):
+    if cut := passages_of_judged(hits, query_ids, qrels):
+        passage, document = cut[0]
+        print(
+            f"{counted(len(cut), 'hit')} counted as not relevant: passages of judged documents, like {passage!r} of {document!r}; "
+            "index whole documents (cramlm index --passage-words 0 --duplicates none)",
+            file=sys.stderr,
+        )
+    elif found is not None and not any_judged(hits, query_ids, qrels):
         document = next(iter(next(iter(qrels.values()))))
         print(
             f"no hit is a judged document: ids of the index are like {found!r}, judgements are for ids like {document!r}", file=sys.stderr

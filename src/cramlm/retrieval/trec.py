@@ -117,3 +117,9 @@ def measure(hits: Hits, query_ids: Sequence[str], qrels: Mapping[str, Mapping[st
 def any_judged(hits: Hits, query_ids: Sequence[str], qrels: Mapping[str, Mapping[str, int]]) -> bool:
     """Return True if any hit is a judged document of its query."""
     return any(not qrels.get(query, {}).keys().isdisjoint(ids) for query, ids in zip(query_ids, hits.ids, strict=True))
+
+
+def passages_of_judged(hits: Hits, query_ids: Sequence[str], qrels: Mapping[str, Mapping[str, int]]) -> list[tuple[str, str]]:
+    """Return (hit, document) for hits that are not judged, as their document was cut into passages (x#0 of x), while it is."""
+    pairs = ((qrels[query], name) for query, ids in zip(query_ids, hits.ids, strict=True) if query in qrels for name in ids)
+    return [(name, name.rpartition("#")[0]) for judged, name in pairs if name not in judged and name.rpartition("#")[0] in judged]
