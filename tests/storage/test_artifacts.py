@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from artifact_fixtures import NEW, OLD, break_disk, contents, die, fail_at_call, in_child, publish_version, writer
-from cramlm.errors import ArtifactError, DataError, EnvironmentFault
+from cramlm.errors import ArtifactError, DataError, EnvironmentFault, UsageError
 from cramlm.records import silent
 from cramlm.storage.artifacts import (
     MANIFEST,
@@ -29,6 +29,7 @@ from cramlm.storage.artifacts import (
     open_artifact,
     publish,
     publish_file,
+    refuse_output,
     stage,
     verify,
 )
@@ -359,6 +360,20 @@ def test_a_pipe_is_written_and_not_replaced(tmp_path: Path) -> None:
         os.close(reader)
     assert pipe.is_fifo()
     assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
+
+
+def test_the_file_that_standard_output_goes_to_is_not_replaced(tmp_path: Path) -> None:
+    terminal = os.dup(1)
+    try:
+        with (tmp_path / "log").open("wb") as log:
+            os.dup2(log.fileno(), 1)
+            for name in (tmp_path / "log", Path("/dev/stdout")):
+                with pytest.raises(UsageError, match=f"^{name}: is the file that this command prints to, which would be replaced; pass"):
+                    refuse_output(name)
+            refuse_output(tmp_path / "other")
+    finally:
+        os.dup2(terminal, 1)
+        os.close(terminal)
 
 
 def write_text(folder: Path, *, content: str) -> None:

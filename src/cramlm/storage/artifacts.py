@@ -19,6 +19,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -160,12 +161,13 @@ def refuse_url(path: Path, what: str) -> None:
 
 
 def refuse_output(target: Path, *inputs: str | Path | None, published: Sequence[Path] = ()) -> None:
-    """Check that writing a file replaces neither a file that is read nor one of a published folder or an index folder.
+    """Check that writing a file replaces no file that is read or printed to, and none of a published folder or an index folder.
 
     published: folders that the same command publishes.
 
     Raises:
-        UsageError: if `target` is one of `inputs`, lies in a published folder or an index folder, is a folder, is `-`, or is a URL.
+        UsageError: if `target` is one of `inputs`, or the regular file that standard output or standard error goes to, lies in a published
+        folder or an index folder, is a folder, is `-`, or is a URL.
     """
     refuse_url(target, "the output")
     if str(target) == "-":
@@ -175,12 +177,23 @@ def refuse_output(target: Path, *inputs: str | Path | None, published: Sequence[
             raise UsageError(f"{target}: is a folder; pass a file in it")
         if any(target.exists() and Path(each).exists() and target.samefile(each) for each in inputs if each is not None):
             raise UsageError(f"{target}: is the file to read, which would be replaced; pass another file to write")
+        if any(_receives(target, descriptor) for descriptor in (1, 2)):
+            raise UsageError(f"{target}: is the file that this command prints to, which would be replaced; pass another file to write")
         own = [Path(os.path.realpath(folder)) for folder in published]
         for folder in Path(os.path.realpath(target)).parents:
             if folder in own or ((folder / MANIFEST).is_file() and is_published(folder)):
                 raise UsageError(f"{target}: is inside a folder whose files cramlm verifies; write the file outside of it")
             if is_index_folder(folder):
                 raise UsageError(f"{target}: is inside the index folder {folder}; write the file outside of it")
+
+
+def _receives(target: Path, descriptor: int) -> bool:
+    """Return True if what is written to a descriptor goes to the regular file `target`, which may be named /dev/stdout."""
+    try:
+        own = os.fstat(descriptor)
+        return stat.S_ISREG(own.st_mode) and os.path.samestat(target.stat(), own)
+    except OSError:  # the descriptor is closed, or there is no such file
+        return False
 
 
 def is_published(folder: Path) -> bool:
