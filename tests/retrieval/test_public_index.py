@@ -153,7 +153,7 @@ SETTINGS: list[IndexSettings] = [
     {"k1": 0.9, "b": 0.4},
     {"stop_words": "english"},
     {"stop_words": [TEXTS[0].split()[0]], "k1": 2.0},
-    {"norm": "lucene"},
+    {"norm": "lucene", "k1": np.float32(2), "b": np.float32(0.5)},
 ]
 
 
@@ -318,6 +318,10 @@ def test_queries_and_ids_that_are_no_strings_are_named(index: cramlm.Index, tmp_
     for search in (index.search, index.union):
         with pytest.raises(UsageError, match="query 1 is not a string but NoneType; convert it"):
             search(["word", None])  # type: ignore[list-item]
+        with pytest.raises(UsageError, match=r"queries is a mapping, whose keys would be searched for; pass list\(queries.values\(\)\)"):
+            search({"q1": "word"})  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match="the queries argument has 2 dimensions; pass one column of it"):
+            search(np.array([["q1", "word"]]))  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="the id of text 7 is not a string but int"):
         cramlm.Index.build({7: "a text"}, tmp_path / "index")  # type: ignore[dict-item]
 

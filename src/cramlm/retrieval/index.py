@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias, TypedDict, Unpack
+from typing import Any, Final, Literal, TypeAlias, TypedDict, TypeVar, Unpack
 
 import numpy as np
 from pydantic import ValidationError
@@ -34,6 +34,7 @@ from cramlm.storage.locks import environment_faults
 
 TEXTS: Final = "texts.jsonl"
 _STAGES: Final = ("parts", "corpora", "segments", "indexes")
+_Value = TypeVar("_Value")
 
 Source: TypeAlias = str | Path | Iterable[str | Path] | Mapping[str, str]
 """What to index: files, folders or globs; or texts, with ids as a mapping."""
@@ -159,7 +160,7 @@ class Index:
         if unknown := sorted(set(settings) - set(IndexSettings.__annotations__)):
             raise UsageError(f"no setting {unknown[0]!r} of an index; it has {', '.join(IndexSettings.__annotations__)}")
         if not isinstance(source, str | Path | Mapping):
-            source = _flat(source)
+            source = _flat(source, "source", "or a mapping from ids to texts")
         if (texts := _texts_of(source)) is not None:
             if settings.get("on_bad_row") != "skip":
                 _refuse_surrogates(texts)
@@ -281,16 +282,16 @@ def build_catalog(
     return Index(folder, corpus, index, scoring)
 
 
-def _flat(source: Iterable[str | Path]) -> list[str | Path]:
+def _flat(values: Iterable[_Value], what: str, remedy: str) -> list[_Value]:
     """Return the elements of a list, an array, a column of a table or an iterator.
 
     Raises:
-        UsageError: it is a table, or an array like one.
+        UsageError: it is a table, or an array like one. what, remedy: of the message.
     """
-    dimensions = len(getattr(source, "shape", (0,)))
+    dimensions = len(getattr(values, "shape", (0,)))
     if dimensions != 1:
-        raise UsageError(f"the source has {dimensions} dimensions; pass one column of it, or a mapping from ids to texts")
-    return list(source)
+        raise UsageError(f"the {what} has {dimensions} dimensions; pass one column of it, {remedy}")
+    return list(values)
 
 
 def _texts_of(source: str | Path | Sequence[str | Path] | Mapping[str, str]) -> Mapping[str, str] | None:
@@ -392,7 +393,9 @@ def _check_top_k(top_k: int) -> None:
 
 
 def _list(queries: str | Sequence[str]) -> list[str]:
-    listed = [queries] if isinstance(queries, str) else list(queries)
+    if isinstance(queries, Mapping):
+        raise UsageError("queries is a mapping, whose keys would be searched for; pass list(queries.values()), or list(queries)")
+    listed = [queries] if isinstance(queries, str) else _flat(queries, "queries argument", "or a list of strings")
     for number, query in enumerate(listed):
         if not isinstance(query, str):
             raise UsageError(f"query {number} is not a string but {type(query).__name__}; convert it, or leave it out")

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from numbers import Real
 from typing import Final, Literal, TypeAlias
 
 import numpy as np
@@ -185,12 +186,15 @@ class Scoring:
     norm: Norm = "exact"
 
     def __post_init__(self) -> None:
-        """Raise UsageError if a parameter is out of range."""
-        if not 0 <= self.k1 <= MOST_K1 or not 0 <= self.b <= 1 or self.norm not in ("exact", "lucene"):
+        """Raise UsageError if a parameter is out of range or no number."""
+        are_numbers = isinstance(self.k1, Real) and isinstance(self.b, Real)  # also those of NumPy
+        if not are_numbers or not 0 <= self.k1 <= MOST_K1 or not 0 <= self.b <= 1 or self.norm not in ("exact", "lucene"):
             values = f"k1 {self.k1}, b {self.b}, norm {self.norm!r}"
             raise UsageError(
                 f"BM25 needs 0 <= k1 <= {MOST_K1}, 0 <= b <= 1 and norm 'exact' or 'lucene', got {values}; correct the setting"
             )
+        object.__setattr__(self, "k1", float(self.k1))  # which JSON can hold
+        object.__setattr__(self, "b", float(self.b))
 
 
 @dataclass(frozen=True, slots=True)
