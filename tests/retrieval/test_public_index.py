@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import re
 import shutil
 import sys
@@ -425,6 +426,12 @@ def test_search_writes_a_trec_run_for_every_format_of_queries(folder: Path) -> N
     other = printed("search", folder / "index", "red harbour", "--json", "--k1", "3", "--b", "0")
     score = index.search("red harbour", scoring=Scoring(3, 0)).scores[0][0]
     assert float(json.loads(other.splitlines()[0])["score"]) == pytest.approx(score)
+
+
+def test_an_index_and_its_hits_can_be_sent_to_another_process(index: cramlm.Index) -> None:
+    sent = pickle.loads(pickle.dumps((index, index.search(QUERIES))))
+    assert sent[0].search(QUERIES).ids == sent[1].ids == index.search(QUERIES).ids
+    assert sent[1].texts() == index.search(QUERIES).texts()
 
 
 @pytest.mark.parametrize("query", ["", "  \n"])

@@ -110,6 +110,10 @@ class Corpus:
             raise ArtifactError(f"{path / 'source.npy'}: damaged, a source is not listed; delete the folder and build it again")
         return Corpus(path, table["fingerprint"], statistics, parts, sources, source, names_of_parts)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A corpus is sent to another process as its path."""
+        return Corpus.open, (self.path.absolute(),)
+
     @property
     def store(self) -> Path:
         """Folder of the store that holds the corpus."""

@@ -89,6 +89,10 @@ class Bm25Index:
             segments.append(segment)
         return Bm25Index(path, artifact.fingerprint, listing, segments)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """An index is sent to another process as its path."""
+        return Bm25Index.open, (self.path.absolute(),)
+
     @property
     def documents(self) -> int:
         return self.totals.documents
