@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.sparse import csr_matrix
 
 from commands import cramlm, error_line, succeed
 from cramlm.errors import UsageError
@@ -40,6 +41,7 @@ def test_one_text_of_each_cluster_is_chosen() -> None:
     vectors = np.repeat(centres, 10, axis=0) + noise
     chosen = spread(vectors, np.full(40, 0.5), 4, seed=1)
     assert (chosen // 10).tolist() == [0, 1, 2, 3]
+    assert spread(csr_matrix(vectors), np.full(40, 0.5), 4, seed=1).tolist() == chosen.tolist()
 
 
 def test_as_many_texts_as_wanted_are_chosen_where_vectors_are_equal() -> None:

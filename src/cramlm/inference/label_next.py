@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+import scipy.sparse
 
 from cramlm.data.task import text_key
 from cramlm.errors import UsageError
@@ -24,11 +25,13 @@ from cramlm.evaluation.kinds import KINDS
 from cramlm.inference.base import BasePredictor
 from cramlm.inference.linear import CombinedPredictor, LinearPredictor, divided_texts
 from cramlm.inference.onnx import OnnxPredictor
+from cramlm.linear.solvers import Coordinates, inner_products
 from cramlm.records import Example, FloatArray, IntArray
 
 CANDIDATES: Final = 10
 """Candidates for each text that is chosen; Zhdanov (2019) found 10 to 50 equally good."""
 _FITS: Final = 3  # of k-means, from different starts
+_MOST_IN_COORDINATES: Final = 12_000  # texts, whose inner products are a matrix of 600 MB
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +119,8 @@ def spread(vectors: Any, weights: npt.NDArray[np.float64], count: int, *, seed: 
     from sklearn.preprocessing import normalize
 
     rows = normalize(vectors)
+    if scipy.sparse.issparse(rows) and len(weights) <= _MOST_IN_COORDINATES:  # the same distances, without centres of all features
+        rows = Coordinates.of(inner_products(rows, rows)).rows
     kmeans = KMeans(count, random_state=seed, n_init=_FITS)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct vectors than clusters
