@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from scipy.special import expit, softmax
 
 from cramlm.data.labels import format_labels
-from cramlm.evaluation.calibration import Calibration, calibrate_labels
+from cramlm.evaluation.calibration import Calibration, calibrate_labels, calibrate_numbers
 from cramlm.evaluation.combination import Combination, calibrate, calibrate_on_dev, combine_on_dev
 from cramlm.evaluation.kinds import main_metric
 from cramlm.records import FloatArray, Task
@@ -117,6 +118,14 @@ def test_constant_reversed_and_exact_numbers_have_a_finite_calibration_that_read
     calibration = calibrate_on_dev(TASK_OF_NUMBERS, numbers, metric="pearson")
     read = Calibration.from_dict(json.loads(json.dumps(calibration.as_dict(), allow_nan=False)), labels=1)
     assert read.logits(numbers, "regression").mean() == pytest.approx(NUMBERS.mean(), rel=1e-4)
+
+
+@pytest.mark.parametrize("truth", [NUMBERS[:4], np.tile(NUMBERS[:4], 50)], ids=["few", "repeated"])
+def test_no_line_is_fitted_to_the_numbers_of_few_different_texts(truth: FloatArray) -> None:
+    numbers = np.resize(scorer(200, seed=1)[:4], (len(truth), 1))
+    calibration = calibrate_numbers(numbers, truth)
+    assert calibration.logits(numbers, "regression") == pytest.approx(numbers)
+    assert math.exp(calibration.loss) == pytest.approx(np.sqrt(np.square(numbers[:, 0] - truth).mean()), rel=0.2)
 
 
 def test_weights_fall_with_the_dev_loss_and_are_equal_for_equally_good_models() -> None:

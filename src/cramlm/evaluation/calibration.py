@@ -3,7 +3,8 @@
 Of probabilities two numbers are fitted by minimizing the loss (negative log-likelihood): a scale of the logits (an inverse temperature, Guo
 et al. 2017, "On Calibration of Modern Neural Networks") and the share of the log prior that is added back, because the model's own logit
 adjustment subtracted some. The logits are log-probabilities in a classification, and log-odds where a text may have several labels. The
-numbers of a regression get slope and intercept of the least-squares line. Importing this module loads NumPy only.
+numbers of a regression get slope and intercept of the least-squares line, if there are enough of them. Importing this module loads NumPy
+only.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from cramlm.records import BoolArray, FloatArray, IntArray, TaskKind
 
 _SCALES: Final = (0.05, 20_000.0)
 _SMALLEST_SLOPE: Final = 1e-3
+FEWEST_NUMBERS: Final = 20
+"""Of different texts: a line through fewer points is further from other texts' numbers than the predictions themselves (docs/log.md)."""
 _SMALLEST_PROBABILITY: Final = 1e-7  # float32 probabilities of 0 have no logarithm
 
 
@@ -126,14 +129,17 @@ def _minimized(loss_and_gradient: Callable[[Any], Any], unit: float, log_prior: 
 
 
 def calibrate_numbers(numbers: FloatArray, truth: npt.NDArray[np.float64]) -> Calibration:
-    """Fit the line from predicted numbers (n, 1) to true ones (n,). One additional text, wrong by a standard deviation of the true numbers,
-    keeps the loss finite. The line never falls: a model that is wrong in direction gets the smallest slope.
+    """Fit the line from predicted numbers (n, 1) to true ones (n,); those of fewer than `FEWEST_NUMBERS` different texts stay as they are.
+    One additional text, wrong by a standard deviation of the true numbers, keeps the loss finite. The line never falls: a model that is
+    wrong in direction gets the smallest slope.
     """
     predicted, mean = numbers[:, 0].astype(np.float64), float(truth.mean())
-    centred, spread = predicted - predicted.mean(), float(truth.var())
-    variance = float(centred @ centred)
-    slope = max(float(centred @ (truth - mean)) / variance, _SMALLEST_SLOPE) if variance > 0 else 1.0
-    shift = mean - slope * float(predicted.mean())
+    slope, shift, spread = 1.0, 0.0, float(truth.var())
+    if len({*zip(predicted.tolist(), truth.tolist(), strict=True)}) >= FEWEST_NUMBERS:
+        centred = predicted - predicted.mean()
+        variance = float(centred @ centred)
+        slope = max(float(centred @ (truth - mean)) / variance, _SMALLEST_SLOPE) if variance > 0 else 1.0
+        shift = mean - slope * float(predicted.mean())
     squares = float(np.square(truth - slope * predicted - shift).sum())
     error = (squares + spread) / (len(truth) + 1)
     return Calibration(slope, np.array([shift], dtype=np.float32), 0.5 * math.log(error) if error > 0 else 0.0)

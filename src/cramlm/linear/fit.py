@@ -4,8 +4,8 @@ Candidates are all combinations of a TF-IDF variant, the weight of text vectors,
 or balanced class weights, C and the strength of logit adjustment; the dev score decides, on ties the earlier in this order. With up to
 `FEW_TEXTS` training texts every candidate is fitted on all of them. With more, every candidate is fitted on a sample of that size, and the
 best `FINALISTS` on all texts, with growing C while the score grows (successive halving). With many labels, `SCREENED` values of C decide
-which combinations try them all, and one finalist remains. The numbers of a regression are put on the least-squares line to those of dev.
-The test split is not read.
+which combinations try them all, and one finalist remains. The numbers of a regression are put on the least-squares line to those of dev, if
+dev is large enough (calibration.py). The test split is not read.
 """
 
 from __future__ import annotations

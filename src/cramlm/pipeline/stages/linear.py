@@ -15,6 +15,7 @@ import numpy as np
 from cramlm.config.run import RunConfig
 from cramlm.data.corpus import Corpus
 from cramlm.data.task import task_fingerprint
+from cramlm.evaluation.calibration import FEWEST_NUMBERS
 from cramlm.evaluation.prediction import sequences_of
 from cramlm.linear.bayes import bayes_reads_seed, fit_bayes
 from cramlm.linear.cooccurrence import count_tokens, token_embeddings
@@ -165,7 +166,7 @@ def _settings(config: RunConfig) -> dict[str, Any]:
 
 
 def _search_settings(config: RunConfig) -> dict[str, Any]:
-    numbers = {"numbers": "on the line of dev"} if config.task.kind == "regression" else {}
+    numbers = {"numbers": f"on the line of {FEWEST_NUMBERS} texts of dev"} if config.task.kind == "regression" else {}
     return {"config": config.baseline.model_dump(mode="json"), **_settings(config), **numbers}
 
 
