@@ -428,6 +428,8 @@ def test_bad_numbers_are_refused_with_their_index(y: Any, message: str, tmp_path
         ({"recipe": "plm"}, r"the recipe plm starts from pretrained weights; pass init= \(a folder with config.json"),
         ({"settings": {"task.kind": "regression"}}, "task.kind.* is 'regression', and this is a classification task by the form of y"),
         ({"seed": np.random.RandomState(0)}, "^seed: Input should be a valid integer"),  # as scikit-learn's random_state
+        ({"settings": {"task.train": "other.csv"}}, "task.train.* would replace what fit.X, y. reads; drop it"),
+        ({"settings": ["threads=1"]}, "settings is a list; pass a dictionary"),
         ({"settings": {"seed.more": 3}}, r"settings\['seed.more'\]: 'seed' is a value, not a table"),
         ({"settings": {"model": "static", "phases": []}}, r"needs a corpus; pass corpus, or set model = 'tfidf'"),
     ],

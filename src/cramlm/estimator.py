@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 
 
 _PAIR: Final = "text_pair"  # column of the second text in the task files
+_FROM_ARGUMENTS: Final = ("train", "unlabelled", "text_column", "text_pair_column", "label_column")
+"""Settings of `task` that name the files which `fit` writes, and their columns."""
 _LISTS: Final = (list, tuple, set, frozenset, np.ndarray)
 """Types of a text's labels where it may have several."""
 
@@ -664,8 +666,17 @@ def _names(classes: npt.NDArray[Any]) -> list[str]:
 
 
 def _overrides(settings: Mapping[str, Any] | None) -> list[str]:
-    """Return settings in the form of `--set`; scalars and lists of JSON are valid TOML. Raises UsageError if a value is none of JSON."""
+    """Return settings in the form of `--set`; scalars and lists of JSON are valid TOML.
+
+    Raises:
+        UsageError: if they are no mapping, a value is none of JSON, or one would replace the texts and labels of `fit`.
+    """
+    if not isinstance(settings, Mapping | None):
+        raise UsageError(f'settings is a {type(settings).__name__}; pass a dictionary, like {{"threads": 1}}')
     values = {}
+    for name in _FROM_ARGUMENTS:
+        if f"task.{name}" in (settings or {}):
+            raise UsageError(f"settings['task.{name}'] would replace what fit(X, y) reads; drop it, and pass texts and labels as X and y")
     for key, value in (settings or {}).items():
         try:
             values[key] = "none" if value is None else json.dumps(value, default=_plain)
