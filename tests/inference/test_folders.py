@@ -186,3 +186,15 @@ def test_a_classifier_that_transformers_saved_predicts_as_there_and_refuses_pair
     for use in (predictor.probabilities, predictor.embeddings):
         with pytest.raises(UsageError, match="token_type_ids"):
             use([TEXTS[0]], [TEXTS[1]])
+
+
+@pytest.mark.parametrize("labels", [1, 2])
+def test_a_classifier_without_names_of_labels_or_problem_type_predicts_as_a_pipeline(labels: int, tmp_path: Path) -> None:
+    """transformers writes no names of two labels, and gives a single one a probability of its own."""
+    import transformers
+
+    folder = write_pretrained(tmp_path / "model", "bert", WORDS, kind="ForSequenceClassification", num_labels=labels)
+    classify = transformers.pipeline("text-classification", model=str(folder), device="cpu")
+    found = Predictor.load(folder).predict([*TEXTS])
+    expected = [{each["label"]: each["score"] for each in row} for row in classify([*TEXTS], top_k=None)]
+    assert [each.probabilities for each in found] == [pytest.approx(row, abs=1e-5) for row in expected]

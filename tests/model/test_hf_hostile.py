@@ -75,6 +75,7 @@ WRONG_TENSORS: list[tuple[Callable[[dict[str, torch.Tensor]], object], str]] = [
     (lambda tensors: tensors.update({"classifier.weight": torch.zeros(4, 32)}), "'classifier.weight' has shape (4, 32), expected (3, 32)"),
     (lambda tensors: tensors.update({"classifier.bias": torch.zeros(3).half()}), "'classifier.bias' has dtype F16, expected F32"),
     (lambda tensors: tensors.update({"classifier.bias": torch.zeros(3).double()}), "'classifier.bias' has dtype F64, expected F32"),
+    (lambda tensors: tensors.update({name: tensor.half() for name, tensor in tensors.items()}), "has dtype F16, expected F32"),
     (lambda tensors: tensors["classifier.weight"][1, 5].fill_(float("nan")), "'classifier.weight' holds NaN or infinity"),
     (lambda tensors: tensors["classifier.weight"][1, 5].fill_(float("inf")), "'classifier.weight' holds NaN or infinity"),
 ]
@@ -83,7 +84,7 @@ WRONG_TENSORS: list[tuple[Callable[[dict[str, torch.Tensor]], object], str]] = [
 @pytest.mark.parametrize(("change", "message"), WRONG_TENSORS)
 def test_a_wrong_tensor_is_named(exported: Path, change: Callable[[dict[str, torch.Tensor]], object], message: str) -> None:
     edit_tensors(exported / "model.safetensors", change)
-    assert f"tensor {message}" in refused(exported)
+    assert message in refused(exported)
 
 
 def test_weights_cut_anywhere_are_refused(exported: Path) -> None:

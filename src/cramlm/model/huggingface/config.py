@@ -48,6 +48,8 @@ _POST_NORM: Final = {
     "add_cross_attention": False,
     "tie_word_embeddings": True,
 }
+DEFAULT_LABELS: Final = {"id2label": {"0": "LABEL_0", "1": "LABEL_1"}, "label2id": {"LABEL_0": 0, "LABEL_1": 1}}
+"""Of a classifier whose config.json names none, as transformers saves two labels without names."""
 DEFAULTS: Final[dict[str, dict[str, Any]]] = {
     "bert": {**_POST_NORM, "vocab_size": 30_522, "pad_token_id": 0},
     "roberta": {**_POST_NORM, "vocab_size": 50_265, "pad_token_id": 1},
@@ -108,12 +110,15 @@ class Ids:
 
 
 def kind_of(settings: Mapping[str, Any], path: Path) -> TaskKind:
-    """The kind of task of a config.json; without problem_type, single labels.
+    """The kind of task of a config.json; without problem_type, as a pipeline of transformers: a probability of its own for a single label,
+    else single labels.
 
     Raises:
         ArtifactError: for a problem_type that transformers does not have.
     """
-    problem_type = settings.get("problem_type") or PROBLEM_TYPES["classification"]
+    names = settings.get("id2label")
+    default: TaskKind = "multi-label" if isinstance(names, dict) and len(names) == 1 else "classification"
+    problem_type = settings.get("problem_type") or PROBLEM_TYPES[default]
     for kind, name in PROBLEM_TYPES.items():
         if name == problem_type:
             return kind

@@ -15,6 +15,7 @@ it as the mask.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ from cramlm.config.run import EncoderConfig, HeadConfig
 from cramlm.errors import ArtifactError
 from cramlm.model.huggingface.config import (
     CONFIG_FILE,
+    DEFAULT_LABELS,
     TOKENIZER_CONFIG_FILE,
     WEIGHTS_FILE,
     Ids,
@@ -98,7 +100,7 @@ def load_classifier(folder: Path) -> LoadedModel:
     if (folder / PROMPT_FILE).is_file():
         return _load_prompted(folder)
     loaded = _read(folder, "classifier")
-    settings = loaded.settings
+    settings = loaded.settings if loaded.settings.keys() & DEFAULT_LABELS.keys() else loaded.settings | DEFAULT_LABELS
     labels = _labels(settings, folder / CONFIG_FILE)
     kind = kind_of(settings, folder / CONFIG_FILE)
     if kind == "regression" and len(labels) != 1:
@@ -224,7 +226,7 @@ def _read(folder: Path, task: Task) -> _Read:
     tokenizer = Tokenizer.load(folder)
     with open_weights(folder / WEIGHTS_FILE) as weights:
         layers = len(weights.keys())
-    values = (folder / WEIGHTS_FILE).stat().st_size // 4
+        values = sum(math.prod(weights.get_slice(name).get_shape()) for name in weights.keys())  # noqa: SIM118 (safe_open is not iterable)
     positions = 0 if encoder.is_modern else encoder.max_positions
     largest = max(encoder.hidden * encoder.intermediate, encoder.embedding_width * max(tokenizer.vocab_size, positions))
     if (encoder.layers > layers and encoder.shape != "albert") or largest > values:
@@ -283,7 +285,10 @@ def _copy_all(targets: Mapping[str, Tensor], path: Path) -> None:
             if shape != tuple(target.shape):
                 raise ArtifactError(f"{path}: tensor {name!r} has shape {shape}, expected {tuple(target.shape)}; export the model again")
             if dtype != "F32":
-                raise ArtifactError(f"{path}: tensor {name!r} has dtype {dtype}, expected F32; export the model again")
+                raise ArtifactError(
+                    f"{path}: tensor {name!r} has dtype {dtype}, expected F32; export the model again, or save it with "
+                    "transformers as model.float()"
+                )
             tensor = weights.get_tensor(present[name])
             if not torch.isfinite(tensor).all():
                 raise ArtifactError(f"{path}: tensor {name!r} holds NaN or infinity; the file is damaged or its training failed")
