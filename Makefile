@@ -51,7 +51,7 @@ $(LOWEST)/.ready: pyproject.toml constraints.txt tests/lowest.py
 	@$(PYTHON) -m venv --clear $(LOWEST)
 	@$(PYTHON) tests/lowest.py >$(LOWEST)/constraints.txt
 	@$(LOWEST)/bin/python -m pip install --disable-pip-version-check -c constraints.txt -c $(LOWEST)/constraints.txt \
-		-e '.[bench,cloud,dedup,dev,docs,elasticsearch,hub,onnx,ray,search,serve]' >$(LOWEST)/setup.log 2>&1 \
+		-e '.[bench,cloud,dev,docs,elasticsearch,hub,onnx,ray,search,serve]' >$(LOWEST)/setup.log 2>&1 \
 		|| { tail -20 $(LOWEST)/setup.log >&2; echo "setup failed; the lines above are in $(LOWEST)/setup.log" >&2; exit 1; }
 	@touch $@
 

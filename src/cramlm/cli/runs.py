@@ -47,7 +47,6 @@ EXTRAS = {
     "huggingface_hub": "data at hf://, and `cramlm push` ([hub])",
     "ir_measures": "stemmers, and measures of `cramlm search` ([search])",
     "elasticsearch": "retrieval from an Elasticsearch server ([elasticsearch])",
-    "datasketch": "removal of near-duplicates ([dedup])",
     "pytest": "the test suite ([dev])",
 }
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "numba", "pyarrow", "zstandard", "scikit-learn", "pydantic")

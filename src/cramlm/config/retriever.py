@@ -39,8 +39,8 @@ class _Retriever(FrozenModel):
         None,
         gt=0,
         le=1,
-        description="drop passages whose word 5-grams have at least this Jaccard similarity to those of a better-ranked one (needs "
-        "cramlm[dedup]); None = keep them",
+        description="drop passages whose word 5-grams have at least this Jaccard similarity to those of a better-ranked one; "
+        "None = keep them",
     )
 
     @property

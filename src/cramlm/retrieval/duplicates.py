@@ -1,106 +1,95 @@
 """Near-duplicates in a selection, such as boilerplate, quotations and editions of one text. The better-ranked one is kept.
 
-    passage ─► its word 5-grams ─► MinHash ─► LSH table of the kept passages ─► candidates ─► as many equal hashes as near-duplicates have
-      ─► Jaccard similarity of the 5-grams
+    passages ─► their distinct word 5-grams ("shingles", by 64-bit hashes) ─► kept passages that share a rare one ─► Jaccard similarity
 
-MinHash (Broder 1997) and the table are those of `datasketch` (extra `dedup`); the number of bands finds a pair at the threshold with a
-probability of 99.9 %. Candidates are compared by their words, so that no passage is dropped by chance. About 0.3 ms per passage.
-
-In passages that share some text, such as a footer, nearly all are candidates of each other. Their numbers of equal hashes, which estimate
-the similarity, are counted in one operation, and words are compared of those whose number a near-duplicate has with probability over 1e-5.
+The search is exact: a passage of n shingles shares at least t * n of them with a near-duplicate of similarity t, so one of any
+n - ceil(t * n) + 1 (prefix filter; Chaudhuri, Ganti and Kaushik 2006). The shingles that the fewest kept passages have are looked up, so
+that passages which share only a footer are not compared.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import math
-import zlib
-from typing import Any, Final
+from collections.abc import Iterator
+from hashlib import blake2b
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from cramlm.data.corpus import Corpus
-from cramlm.errors import EnvironmentFault
-from cramlm.text.words import segment
+from cramlm.records import BoolArray, IntArray
+from cramlm.storage.arrays import offsets_of
+from cramlm.text.words import hash_block
 
-WORDS: Final = 5  # of a shingle
-_PERMUTATIONS: Final = 128
-_RECALL: Final = 0.999
-_MISSED: Final = 1e-5  # probability that a near-duplicate has too few equal hashes to be compared by its words
-_FIRST_ROOM: Final = 1024  # kept passages
-
-
-def require_datasketch() -> None:
-    """Raise EnvironmentFault with the remedy if the package is missing."""
-    if importlib.util.find_spec("datasketch") is None:
-        raise EnvironmentFault("near_duplicates needs the package datasketch; run: pip install 'cramlm[dedup]', or unset near_duplicates")
+CODE_FORMAT: Final = 2  # increase when the same passages have other near-duplicates
+_PER_SHINGLE: Final = ("shingles", "owner", "earlier", "repeats")
 
 
 class NearDuplicates:
-    """The kept passages; `twin` adds a passage or finds its near-duplicate."""
+    """The kept passages; `find` adds passages, or finds their near-duplicates. Some 7 kB per kept passage of 200 words."""
 
-    def __init__(self, corpus: Corpus, threshold: float) -> None:
+    def __init__(self, threshold: float) -> None:
         """threshold: minimum Jaccard similarity of the sets of word 5-grams of near-duplicates, in (0, 1]."""
-        from datasketch import MinHash, MinHashLSH
+        from cramlm.retrieval.duplicate_kernels import Kept
 
-        rows, bands = bands_for(threshold)
-        self._corpus, self._threshold = corpus, threshold
-        self._empty: Any = MinHash(num_perm=rows * bands, seed=1, hashfunc=_crc)
-        self._table: Any = MinHashLSH(num_perm=rows * bands, params=(bands, rows))
-        self._kept: list[int] = []
-        self._hashes: npt.NDArray[np.uint32] = np.empty((_FIRST_ROOM, rows * bands), np.uint32)  # of the kept passages, with room for more
-        self._least_equal = least_equal(threshold, rows * bands)
+        self._threshold = threshold
+        self._positions: list[int] = []
+        shingles, passages = np.empty(0, np.uint64), np.zeros(0, np.int32)
+        none = np.empty(0, np.int32)
+        self._kept = Kept(shingles, none, none, none, np.full(2, -1, np.int32), np.zeros(1, np.int64), passages)
 
-    def twin(self, position: int, text: str) -> tuple[int, float] | None:
-        """Return (position, similarity) of the first kept near-duplicate; if there is none, keep this passage and return None."""
-        own = shingles(text)
-        sketch = self._empty.copy()
-        sketch.update_batch([shingle.encode("utf-8", "surrogatepass") for shingle in own])
-        hashes = sketch.hashvalues.astype(np.uint32)  # datasketch's hashes have 32 bits
-        candidates = np.array(sorted(self._table.query(sketch)), np.int64)
-        equal = np.count_nonzero(self._hashes[candidates] == hashes, axis=1)
-        for number in candidates[equal >= self._least_equal].tolist():
-            similarity = jaccard(own, shingles(self._corpus.text(self._kept[number])))
-            if similarity >= self._threshold:
-                return self._kept[number], similarity
-        if len(self._kept) == len(self._hashes):
-            self._hashes = np.concatenate([self._hashes, np.empty_like(self._hashes)])
-        self._hashes[len(self._kept)] = hashes
-        self._table.insert(len(self._kept), sketch)
-        self._kept.append(position)
-        return None
+    def find(
+        self, positions: IntArray, text: npt.NDArray[np.uint8], offsets: IntArray, wanted: BoolArray
+    ) -> Iterator[tuple[int, int, float]]:
+        """Yield (index, position of the first kept near-duplicate, similarity) of the wanted texts that have one; the others are kept.
 
+        positions: of texts text[offsets[i]:offsets[i + 1]] (UTF-8), at least one.
+        """
+        from cramlm.retrieval.duplicate_kernels import find_twins
 
-def shingles(text: str) -> set[str]:
-    """Return the set of runs of 5 normalised words; a shorter text is one run. A text of symbols only is split at white space."""
-    words = segment(text) or text.split()
-    return {" ".join(words[start : start + WORDS]) for start in range(max(1, len(words) - WORDS + 1))}
+        shingles, own = shingles_of(text, offsets)
+        self._make_room(len(positions), len(shingles))
+        twins, similarities = np.full(len(positions), -1, np.int64), np.zeros(len(positions))
+        find_twins(shingles, own, wanted, self._threshold, len(self._positions), self._kept, twins, similarities)
+        self._positions += positions[wanted & (twins < 0)].tolist()
+        for index in np.flatnonzero(twins >= 0).tolist():
+            yield index, self._positions[twins[index]], float(similarities[index])
 
+    def _make_room(self, passages: int, shingles: int) -> None:
+        from cramlm.retrieval.duplicate_kernels import fill_table
 
-def jaccard(one: set[str], other: set[str]) -> float:
-    """Return the size of the intersection over that of the union."""
-    return len(one & other) / len(one | other)
-
-
-def bands_for(threshold: float) -> tuple[int, int]:
-    """Return (rows, bands) of the table: the most rows with which a pair at the threshold shares a band with probability 99.9 %."""
-    for rows in range(_PERMUTATIONS // 2, 1, -1):  # datasketch needs two bands
-        bands = _PERMUTATIONS // rows
-        if 1 - (1 - threshold**rows) ** bands >= _RECALL:
-            return rows, bands
-    return 1, _PERMUTATIONS
+        kept, count = self._kept, len(self._positions)
+        used = int(kept.starts[count])
+        if count + passages > len(kept.matches):
+            more = passages + count
+            kept = kept._replace(
+                starts=np.concatenate((kept.starts, np.zeros(more, np.int64))), matches=np.zeros(len(kept.matches) + more, np.int32)
+            )
+        if used + shingles > len(kept.shingles):
+            more = shingles + used // 2
+            arrays = ((name, getattr(kept, name)[:used]) for name in _PER_SHINGLE)
+            kept = kept._replace(**{name: np.concatenate((old, np.empty(more, old.dtype))) for name, old in arrays})
+        if 2 * (used + shingles) > len(kept.table):
+            table = np.full(1 << (2 * (used + shingles)).bit_length(), -1, np.int32)
+            fill_table(kept.shingles, used, table)
+            kept = kept._replace(table=table)
+        self._kept = kept
 
 
-def least_equal(threshold: float, hashes: int) -> int:
-    """Return the number of equal hashes, of so many, that a pair at the threshold reaches with a probability of at least 1 - `_MISSED`."""
-    missed = 0.0
-    for equal in range(hashes + 1):
-        missed += math.comb(hashes, equal) * threshold**equal * (1 - threshold) ** (hashes - equal)
-        if missed > _MISSED:
-            return equal
-    return hashes
+def shingles_of(text: npt.NDArray[np.uint8], offsets: IntArray) -> tuple[npt.NDArray[np.uint64], IntArray]:
+    """Return the hashes of the distinct runs of 5 words of each text, ascending, and their offsets.
 
+    A shorter text is one run; so is a text without words, like one of symbols, with white space collapsed.
+    """
+    from cramlm.retrieval.duplicate_kernels import hash_shingles
 
-def _crc(shingle: bytes) -> int:
-    return zlib.crc32(shingle)
+    words = hash_block(text, offsets)
+    shingles, own = np.empty(len(words.hashes), np.uint64), np.zeros(len(offsets), np.int64)
+    hash_shingles(words.hashes, words.offsets, shingles, own)
+    sizes = np.diff(own)
+    wordless = np.flatnonzero(sizes == 0)
+    if not len(wordless):
+        return shingles[: own[-1]], own
+    parts = [" ".join(text[offsets[index] : offsets[index + 1]].tobytes().decode().split()) for index in wordless.tolist()]
+    hashes = [int.from_bytes(blake2b(part.encode(), digest_size=8).digest(), "big") for part in parts]
+    sizes[wordless] = 1
+    return np.insert(shingles[: own[-1]], own[wordless], np.array(hashes, np.uint64)), offsets_of(sizes)

@@ -236,11 +236,12 @@ def filter_ranking(
             for index, overlap in dropped.items()
         ]
         if duplicates is not None:
-            for number, index in enumerate(chunk):
-                if index not in dropped:
-                    passage = text[offsets[number] : offsets[number + 1]].tobytes().decode()
-                    if (twin := duplicates.twin(int(positions[number]), passage)) is not None:
-                        part.append(Dropped(index, "near-duplicate", {"twin": twin[0], "similarity": round(twin[1], 4)}))
+            wanted = np.ones(len(chunk), np.bool_)
+            wanted[[index - start for index in dropped]] = False
+            part += [
+                Dropped(start + number, "near-duplicate", {"twin": twin, "similarity": round(similarity, 4)})
+                for number, twin, similarity in duplicates.find(positions, text, offsets, wanted)
+            ]
         part.sort(key=lambda each: each.index)
         is_kept = np.ones(len(chunk), np.bool_)
         is_kept[[each.index - start for each in part]] = False

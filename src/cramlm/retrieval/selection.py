@@ -30,7 +30,8 @@ from cramlm.data.task import task_fingerprint
 from cramlm.errors import DataError, counted
 from cramlm.records import Emit, Event, Example, FloatArray, Int32Array, IntArray, Selection, Task, count, silent
 from cramlm.retrieval.bm25.distributed import remove_searches, require_only_searches
-from cramlm.retrieval.duplicates import NearDuplicates, require_datasketch
+from cramlm.retrieval.duplicates import CODE_FORMAT as DUPLICATES_FORMAT
+from cramlm.retrieval.duplicates import NearDuplicates
 from cramlm.retrieval.ranking import (
     CHARACTERS_PER_TOKEN,
     STAGE,
@@ -193,8 +194,6 @@ def select_documents(
     check_bounded(config)
     if context.distribution is not None:
         require_only_searches(context.distribution.folder)
-    if config.near_duplicates is not None:
-        require_datasketch()
     retriever = build_retriever(config, context)
     key = {
         "code": CODE_FORMAT,
@@ -203,6 +202,7 @@ def select_documents(
         "corpus": corpus.fingerprint,
         "task": {split: value for split, value in task_fingerprint(task).items() if split != "labels"},
         "held_out_ids": hash_json([example.id for example in _held_out(task)]),  # dropped.jsonl has them
+        **({} if config.near_duplicates is None else {"near_duplicates": DUPLICATES_FORMAT}),
         **retriever.key,
     }
 
@@ -280,7 +280,7 @@ class _Writer:
         """The parts of `filter_ranking`; those of the last ranking are kept."""
         if self._filtered is None or self._filtered[0] is not ranking:
             threshold = self._config.near_duplicates
-            duplicates = None if threshold is None else NearDuplicates(self._corpus, threshold)
+            duplicates = None if threshold is None else NearDuplicates(threshold)
             parts = filter_ranking(ranking, self._corpus, _held_out(self._task), bound_of(self._config), duplicates=duplicates)
             self._filtered = ranking, list(parts)
         return self._filtered[1]
