@@ -494,6 +494,16 @@ def test_a_stemmer_without_its_package_is_refused_in_one_line(folder: Path, monk
     assert message == "stemming needs the package PyStemmer: pip install 'cramlm[search]'"
 
 
+def test_a_file_of_stop_words_has_one_in_a_line(folder: Path, tmp_path: Path) -> None:
+    columns = ("--text-column", "body", "--id-column", "docno")
+    words = write_lines(tmp_path / "words.txt", "the", " red ", "", "don't")
+    succeed("index", folder / "corpus.jsonl", "--out", tmp_path / "index", "--stop-words", words, *columns)
+    assert cramlm.Index.open(tmp_path / "index").bm25.analyzer.stop_words == ("don", "red", "t", "the")
+    write_lines(words, "the", "of   | a preposition")
+    line = error_line(command("index", folder / "corpus.jsonl", "--out", tmp_path / "index", "--stop-words", words, *columns), 3)
+    assert line == f"{words}:2: 'of   | a preposition' is more than one word; write a stop word per line, without comments"
+
+
 BAD_QUERIES = {
     "empty.jsonl": ([], "empty.jsonl: no rows"),
     "column.csv": (["body", "red"], "column.csv:1: no column 'text'; found 'body'"),

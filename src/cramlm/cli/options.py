@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_type_hints
 
 import typer
 
-from cramlm.errors import UsageError
+from cramlm.errors import DataError, UsageError, brief
 
 if TYPE_CHECKING:
     from cramlm.evaluation.confidence import Confidence
@@ -136,13 +136,23 @@ def resolve_corpus_settings(files: list[str], overrides: list[str] | None) -> An
 
 
 def read_stop_words(value: str) -> str | list[str]:
-    """Return the value of --stop-words: the name of a list, or the lines of a file."""
+    """Return the value of --stop-words: the name of a list, or the lines of a file.
+
+    Raises:
+        DataError: a line has several words, such as a comment, whose words would all be stop words.
+    """
     from cramlm.io.readers import Reader
     from cramlm.io.rows import Column
 
     if value in ("none", "english"):
         return value
-    return [row.values[0] or "" for row in Reader(value, [Column("word")], txt_rows="lines")]
+    words = []
+    for row in Reader(value, [Column("word")], txt_rows="lines"):
+        word = (row.values[0] or "").strip()
+        if len(word.split()) > 1:
+            raise DataError(f"{value}:{row.line}: {brief(word)} is more than one word; write a stop word per line, without comments")
+        words.append(word)
+    return words
 
 
 def top_k_option(text: str) -> Any:
