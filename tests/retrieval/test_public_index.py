@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import re
 import shutil
@@ -18,12 +19,13 @@ from retrieval_fixtures import invented_texts, reference_search, reference_union
 import cramlm
 from commands import cramlm as command
 from commands import error_line, printed, python, succeed
-from cramlm.errors import ArtifactError, CramError, DataError, UsageError
+from cramlm.errors import ArtifactError, CramError, DataError, EnvironmentFault, UsageError
 from cramlm.retrieval.bm25.analysis import Analyzer, analyze
 from cramlm.retrieval.bm25.search import Scoring
 from cramlm.retrieval.index import IndexSettings
 from cramlm.retrieval.selection import SelectionTable
 from cramlm.retrieval.trec import MEASURES, measure, read_qrels, run_lines
+from cramlm.storage.artifacts import default_store
 from damaging import edit_json
 
 TEXTS = invented_texts(200, seed=3)
@@ -148,6 +150,18 @@ def test_a_path_may_start_at_the_home_folder(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "raw").mkdir()
     write_lines(tmp_path / "raw" / "corpus.jsonl", {"text": "some text"})
     assert cramlm.Index.build(["~/raw"], tmp_path / "index").search("text").ids == [["corpus.jsonl:1"]]
+
+
+def test_a_file_may_be_named_with_a_tilde_and_a_user_may_have_no_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_lines(tmp_path / "~notes.jsonl", {"text": "some text"})
+    assert cramlm.Index.build(["~notes.jsonl"], tmp_path / "index").search("text").ids == [["~notes.jsonl:1"]]
+    for name in ("HOME", "XDG_CACHE_HOME", "CRAMLM_STORE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 987_654)
+    assert "~/raw.jsonl: no such file" in error_line(command("index", "~/raw.jsonl", "-o", tmp_path / "other"), 2)
+    with pytest.raises(EnvironmentFault, match=r"^this user has no home folder for the store; pass --store DIR, or set CRAMLM_STORE$"):
+        default_store()
 
 
 SETTINGS: list[IndexSettings] = [

@@ -331,10 +331,17 @@ def verify(path: Path) -> int:
 
 
 def default_store() -> Path:
-    """Return the folder of corpora and indexes for all runs: $CRAMLM_STORE, else in the user's cache folder."""
+    """Return the folder of corpora and indexes for all runs: $CRAMLM_STORE, else in the user's cache folder.
+
+    Raises:
+        EnvironmentFault: if the user has no home folder.
+    """
     if chosen := os.environ.get("CRAMLM_STORE"):
         return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cramlm"
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cramlm"
+    except RuntimeError as error:
+        raise EnvironmentFault("this user has no home folder for the store; pass --store DIR, or set CRAMLM_STORE") from error
 
 
 def stage(
