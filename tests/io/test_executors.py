@@ -1,5 +1,6 @@
 """Several processes do what one would: order, events, errors; and none outlives its use."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -51,6 +52,11 @@ def test_results_are_in_order_and_events_have_the_number_of_their_task(workers: 
     assert sorted(number for number, _ in seen) == list(range(8))
     assert all(event.message == str(tasks[number]) for number, event in seen)
     assert (os.getpid() in {event.data["pid"] for _, event in seen}) == (workers == 1)
+
+
+def test_a_worker_of_a_pool_which_may_start_no_processes_runs_the_tasks_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)  # type: ignore[attr-defined]
+    assert Processes(2).map(WORK, [{"do": "square", "value": value} for value in range(3)], on_event=silent) == [0, 1, 4]
 
 
 @pytest.mark.parametrize("workers", [1, 2])

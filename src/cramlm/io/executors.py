@@ -64,12 +64,14 @@ class Executor(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Processes:
-    """Run tasks in `workers` processes of this machine; with 1, in this process. Raises the error of the first failed task in order."""
+    """Run tasks in `workers` processes of this machine; with 1, and in a worker of `multiprocessing.Pool`, in this process. Raises the
+    error of the first failed task in order.
+    """
 
     workers: int = 1
 
     def map(self, function: str, tasks: Sequence[Any], *, on_event: OnEvent) -> list[Any]:
-        if self.workers < 2 or len(tasks) < 2:
+        if self.workers < 2 or len(tasks) < 2 or multiprocessing.current_process().daemon:  # which may have no children
             call = import_function(function)
             return [call(task, partial(on_event, number)) for number, task in enumerate(tasks)]
         context = multiprocessing.get_context("spawn")
