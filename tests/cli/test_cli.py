@@ -164,13 +164,15 @@ def test_predictions_have_the_ids_of_the_file_also_if_one_repeats(fitted: Path, 
     assert_one_line(cramlm("predict", fitted / "run/export", tmp_path / "new.jsonl", "--id-column", "nr"), 3, "'nr'", "--id-column")
 
 
-def test_text_that_a_recipe_does_not_read_is_named(fitted: Path, tmp_path: Path) -> None:
+def test_options_that_a_recipe_does_not_use_are_named(fitted: Path, tmp_path: Path) -> None:
     train, corpus = fitted / "data/train.jsonl", fitted / "data/corpus.jsonl"
     options = ("fit", "--recipe", "tfidf", "--train", train, "--out", tmp_path / "run")
-    note = "the recipe tfidf reads labelled texts only: {} is not used"
-    assert note.format("--corpus and --unlabelled") in cramlm(*options, "--corpus", corpus, "--unlabelled", corpus).stderr
-    assert note.format("--corpus") in cramlm(*options, "--corpus", corpus).stderr
-    assert "is not used" not in cramlm(*options).stderr
+    text = "the recipe tfidf reads labelled texts only: {} not used"
+    shown = cramlm(*options, "--corpus", corpus, "--unlabelled", corpus, "--preset", "tiny").stderr
+    assert text.format("--corpus and --unlabelled are") in shown
+    assert "the recipe tfidf trains no encoder: --preset is not used" in shown
+    assert text.format("--corpus is") in cramlm(*options, "--corpus", corpus).stderr
+    assert "not used" not in cramlm(*options).stderr
 
 
 def test_a_held_out_file_with_another_column_than_the_training_file_is_to_be_renamed(tmp_path: Path) -> None:
@@ -276,6 +278,7 @@ def test_version_and_doctor_print_versions_and_hardware() -> None:
         (["fit", "--train", "x", "--corpus", "y", "--budget", "soon"], 2, ["soon", "20m"]),
         (["fit", "--train", "train.jsonl", "--corpus", "y", "--set", "phases[0].stepz=5"], 2, ["stepz"]),
         (["fit", "--train", "train.jsonl", "--corpus", "y", "--set", "phases[9].steps=5"], 2, ["phases[9].steps"]),
+        (["fit", "--dry-run", "--recipe", "static", "--train", "train.jsonl", "--corpus", "missing.txt"], 2, ["missing.txt: no such file"]),
         (["fit", "--config", "missing.toml"], 2, ["missing.toml"]),
         (["fit", "--config", "flat.toml", "--corpus", "raw.jsonl"], 2, ["flat.toml: corpus is a table of settings (got 'raw.jsonl')"]),
         (["fit", "--config", "flat.toml", "--on-bad-row", "skip"], 2, ["flat.toml: corpus is a table of settings (got 'raw.jsonl')"]),

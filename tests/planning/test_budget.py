@@ -303,7 +303,7 @@ def test_the_memory_of_a_gpu_is_counted_apart_from_that_of_the_machine() -> None
 
 def forecast(budget: Budget, measured: Measurement, corpus_bytes: int = 0, preset: str = "tiny", every: int | None = None) -> CostForecast:
     texts = TextSizes(Sizes(100, 2, 5000, 5000, 5000, 0), 64, corpus_bytes)
-    config = tlm(train="", corpus=["corpus.txt"]).model_copy(update={"encoder": PRESETS[preset]})
+    config = tlm(train="", corpus=["corpus.txt"]).model_copy(update={"encoder": PRESETS[preset], "threads": measured.threads})
     config = config.model_copy(update={"phases": tuple(phase.model_copy(update={"evaluate_every": every}) for phase in config.phases)})
     return forecast_cost(config, budget, texts, Machine(measured, measured, 1000))
 
@@ -314,6 +314,8 @@ def test_a_short_time_is_accepted_on_a_busy_machine_and_too_few_operations_never
         assert all(phase.steps for phase in forecast(budget, busy).phases)
     with pytest.raises(UsageError, match="at least 20 are needed"):
         forecast(Budget(flops=1e10), busy)
+    with pytest.raises(UsageError, match="leaves no time to train: reading and counting 500 MB of raw text"):
+        forecast(Budget(seconds=20.0), busy, corpus_bytes=500_000_000)
 
 
 @pytest.mark.parametrize("every", [None, 1])

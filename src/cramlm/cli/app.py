@@ -12,7 +12,7 @@ import shlex
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -157,8 +157,8 @@ def fit(
         if several:
             resolved = resolve_run(recipe, config, set_, task=task, **options)
         with console_events() as emit:
-            if ignored := unread_options(resolved, corpus=corpus, unlabelled=unlabelled):
-                emit(Event("note", "task", f"the recipe {resolved.name} reads labelled texts only: {ignored} is not used"))
+            for note in unused_options(resolved, corpus=corpus, unlabelled=unlabelled, budget=budget, preset=preset):
+                emit(Event("note", "task", f"the recipe {resolved.name} {note} not used"))
             folders: dict[str, Any] = {"out": out, "overwrite": overwrite, "store": store, "track": track}
             finished = run(resolved, **folders, emit=emit, process=Process(stop, _STARTED, ranks))
     show_table(f"{resolved.name}: {finished.path}", summary_header(finished.scores), summary_rows(finished.scores))
@@ -171,10 +171,14 @@ def fit(
     print(next_commands(finished.path, finished.config))
 
 
-def unread_options(config: Any, *, corpus: Any, unlabelled: Any) -> str:
-    """Return the options that name text which the run does not read; empty if there are none."""
-    named = {"--corpus": (corpus, config.corpus), "--unlabelled": (unlabelled, config.task.unlabelled)}
-    return " and ".join(option for option, (given, read) in named.items() if given and not read)
+def unused_options(config: Any, *, corpus: Any, unlabelled: Any, budget: Any, preset: Any) -> Iterator[str]:
+    """Yield which options name text that the run does not read, and which an encoder that it does not train; each with the reason."""
+    of_text = {"--corpus": corpus and not config.corpus, "--unlabelled": unlabelled and not config.task.unlabelled}
+    is_linear = config.model != "encoder"
+    of_encoder = {"--budget": budget and is_linear, "--preset": preset and is_linear}
+    for reason, options in (("reads labelled texts only", of_text), ("trains no encoder", of_encoder)):
+        if given := [option for option, is_unused in options.items() if is_unused]:
+            yield f"{reason}: {' and '.join(given)} {'is' if len(given) == 1 else 'are'}"
 
 
 def next_commands(run: Path, config: Any) -> str:

@@ -101,11 +101,13 @@ def show_dry_run(config: Any) -> None:
     """Print what `fit` would run with this config, and for an encoder what it costs on this machine; write nothing."""
     from cramlm.cli.console import console_events, show_plans
     from cramlm.data.task import read_task
+    from cramlm.io.paths import stamp_inputs
     from cramlm.pipeline.stages.text import check_settings
     from cramlm.recipes import RECIPES
     from cramlm.recipes.describe import describe_run, stages_of
 
     check_settings(config, read_task(config.task, seed=config.seed), None)
+    stamp_inputs(() if config.corpus is None else config.corpus.files)  # refuses missing files
     recipe = RECIPES.get(config.name)
     print(describe_run(config, summary="" if recipe is None else recipe.summary))
     print(f"\nStages: {', '.join(stages_of(config))}")

@@ -18,6 +18,7 @@ from cramlm.config.retriever import Bm25Config, DenseConfig, ElasticsearchConfig
 from cramlm.config.run import PhaseConfig, RunConfig
 from cramlm.errors import EnvironmentFault, UsageError, size
 from cramlm.linear.corpus_vectors import forecast_word_vectors
+from cramlm.pipeline.context import threads_of
 from cramlm.planning import budget
 from cramlm.planning.speed import Measurement
 from cramlm.recipes.recipe import PRESETS
@@ -136,7 +137,7 @@ def forecast_cost(
     """
     speed = machine.speed
     vector_memory = forecast_word_vectors(texts.corpus_bytes)[1]
-    preparing = preparing_seconds(texts.corpus_bytes, machine.joint.threads)
+    preparing = preparing_seconds(texts.corpus_bytes, threads_of(config))
     units, amount = (speed, None) if limit.flops is None else (machine.speed_per_flop, limit.flops)
     if limit.seconds is not None:
         amount = limit.seconds - elapsed - preparing - finishing_seconds(texts.sizes, speed)
@@ -146,6 +147,8 @@ def forecast_cost(
     external = _external_tokens(retriever, texts)
     sizes = budget.Sizes(**{**asdict(texts.sizes), "external_tokens": external})
     if amount is not None and limit.flops is None and (machine.joint.starved or machine.finetune.starved):
+        if any(map(budget.is_open, config.phases)):
+            check_least_time(limit, texts.corpus_bytes, threads_of(config))
         amount = max(amount, budget.minimum_amount(config.phases, sizes, units))  # a busy machine is no reason to refuse
     try:
         phases = budget.plan_phases(config.phases, sizes=sizes, speed=units, amount=amount, rows=texts.rows)
