@@ -86,7 +86,9 @@ def test_a_dev_set_of_one_row_has_scores_without_a_warning(kind: TaskKind, metri
 def test_the_score_on_a_dev_set_of_one_row_is_that_of_the_row() -> None:
     scorer = DevScorer("classification", "macro_f1", np.array([1], np.int16), 2)
     right, wrong = np.array([[1], [0]], np.int16), np.array([[0]], np.int16)
-    assert compare_on_dev(scorer, {"wrong": wrong, "right": right}, seed=1).scores == {"wrong": 0.0, "right": 1.0}
+    verdict = compare_on_dev(scorer, {"wrong": wrong, "right": right}, seed=1)
+    assert verdict.scores == {"wrong": 0.0, "right": 1.0}
+    assert verdict.text.endswith(" Dev has 1 row, which is too few to compare models.")
 
 
 def test_equal_predictions_have_no_difference() -> None:

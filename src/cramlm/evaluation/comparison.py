@@ -30,6 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cramlm.data.labels import RULES
+from cramlm.errors import counted
 from cramlm.evaluation.kinds import METRIC_NAMES, DevScorer, ScoreArray, format_metric, is_percent
 from cramlm.evaluation.metrics import ROUNDING
 from cramlm.records import IntArray, TaskKind
@@ -43,6 +44,8 @@ LEVEL = 0.95
 CLEAR: Final = 1.64
 """A difference of more standard errors is clear: one-sided, by chance once in twenty times (docs/log.md)."""
 SPLITS: Final = 20
+_FEW_ROWS: Final = 10
+"""Of dev; the spread over halves of fewer, which is often 0, says nothing."""
 _SPLIT_STREAM: Final = 0x5B17
 
 
@@ -214,10 +217,12 @@ def compare_on_dev(scorer: DevScorer, candidates: Mapping[str, npt.NDArray[Any]]
     halves = cross_fitted(scorer, candidates, seed=seed)
     scores = {name: float(values.mean()) for name, values in halves.items()}
     cheapest, *others = candidates
+    rows = len(scorer.truth)
+    few = f" Dev has {counted(rows, 'row')}, which is too few to compare models." if rows < _FEW_ROWS else ""
     if not others:
         score = format_metric(metric, scores[cheapest])
         text = f"{cheapest}: {METRIC_NAMES[metric]} {score} cross-fitted on dev; no other model was fitted to compare with."
-        return Verdict(cheapest, False, scores, text)
+        return Verdict(cheapest, False, scores, text + few)
 
     def compare(model: str, cheaper: str) -> _Comparison:
         differences = halves[model] - halves[cheaper]
@@ -243,7 +248,7 @@ def compare_on_dev(scorer: DevScorer, candidates: Mapping[str, npt.NDArray[Any]]
     if near:
         closest = min(near, key=lambda each: each.difference)
         text += f" The cheaper {closest.cheaper} is not clearly worse ({closest.gap(metric)})."
-    return Verdict(best, decisive.clear, scores, text)
+    return Verdict(best, decisive.clear, scores, text + few)
 
 
 def cross_fitted(scorer: DevScorer, models: Mapping[str, npt.NDArray[Any]], *, seed: int) -> dict[str, ScoreArray]:
