@@ -278,9 +278,18 @@ def test_wrong_arguments_of_a_recipe_are_one_line(recipe: str, options: dict[str
     assert "\n" not in str(caught.value)
 
 
-def test_an_encoder_set_by_hand_must_be_that_of_the_weights(place: dict[str, str], tmp_path: Path) -> None:
-    config = quick_run(place, "plm", "encoder.layers=5", init=place["init"])
-    with pytest.raises(UsageError, match=r"encoder\.layers is 5, the weights in .* have 2; drop that setting or --base-model"):
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("encoder.layers=5", r"encoder\.layers is 5, the weights in .* have 2; drop that setting or --base-model"),
+        ("tokenizer.lowercase=false", r"tokenizer\.lowercase is False, the tokenizer in .* is used as it is, with .* tokens; drop that"),
+    ],
+)
+def test_an_encoder_or_a_tokenizer_set_by_hand_must_be_that_of_the_weights(
+    setting: str, message: str, place: dict[str, str], tmp_path: Path
+) -> None:
+    config = quick_run(place, "plm", setting, init=place["init"])
+    with pytest.raises(UsageError, match=message):
         fit(config, place, tmp_path / "run")
     with pytest.raises(ArtifactError, match=r"config\.json: missing; --base-model takes a folder"):
         quick_run(place, "plm", init=str(tmp_path))

@@ -60,8 +60,8 @@ def resolve_run(
         if corpus:
             data.setdefault("corpus", {})["files"] = list(corpus)
         data.update({name: value for name, value in (("budget", budget), ("seed", seed), ("init", init)) if value is not None})
-        if init is not None:
-            data.pop("encoder", None)
+        if init is not None:  # encoder and tokenizer are those of the folder
+            data = {name: value for name, value in data.items() if name not in ("encoder", "tokenizer")}
     else:
         if "train" not in task_settings:
             raise UsageError("no training data; pass --train FILE (or --config run.toml)")

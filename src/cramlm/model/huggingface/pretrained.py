@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from cramlm.config.run import EncoderConfig, HeadConfig, RunConfig, load_config
+from cramlm.config.run import EncoderConfig, HeadConfig, RunConfig, TokenizerConfig, load_config
 from cramlm.errors import ArtifactError, UsageError
 from cramlm.io.paths import require_folder
 from cramlm.model.huggingface.config import CONFIG_FILE, DEFAULTS, WEIGHTS_FILE, pretrained_encoder, read_json, refuse_pickles
@@ -94,20 +94,21 @@ def start_from(config: RunConfig) -> tuple[RunConfig, Pretrained | None]:
 
 
 def with_encoder_of(pretrained: Pretrained, config: RunConfig) -> RunConfig:
-    """The config with the folder as `init`, its encoder and its vocabulary size; an explicit encoder must equal the folder's.
+    """The config with the folder as `init`, its encoder and its vocabulary size; settings of either that are not the default must equal
+    the folder's.
 
     Raises:
         UsageError: as `start_from`.
     """
-    own = pretrained.encoder
-    if config.encoder not in (EncoderConfig(), own):
-        settings, stored = (encoder.model_dump() for encoder in (config.encoder, own))
-        field = next(name for name, value in settings.items() if value != stored[name])
-        raise UsageError(
-            f"encoder.{field} is {settings[field]!r}, the weights in {pretrained.folder} have {stored[field]!r}; "
-            "drop that setting or --base-model"
-        )
+    own, tokenizer = pretrained.encoder, TokenizerConfig(vocab_size=pretrained.tokenizer.vocab_size)
+    for section, given, of_folder in (("encoder", config.encoder, own), ("tokenizer", config.tokenizer, tokenizer)):
+        if given not in (type(given)(), of_folder):
+            settings, stored = (each.model_dump() for each in (given, of_folder))
+            field = next(name for name, value in settings.items() if value != stored[name])
+            theirs = f"the weights in {pretrained.folder} have {stored[field]!r}"
+            if section == "tokenizer":
+                theirs = f"the tokenizer in {pretrained.folder} is used as it is, with {tokenizer.vocab_size:,} tokens"
+            raise UsageError(f"{section}.{field} is {settings[field]!r}, {theirs}; drop that setting or --base-model")
     head = config.head if own.shape == "modernbert" else config.head.model_copy(update={"pooling": "cls"})
-    tokenizer = config.tokenizer.model_copy(update={"vocab_size": pretrained.tokenizer.vocab_size})
     changed: dict[str, Any] = {"init": str(pretrained.folder), "encoder": own, "head": head, "tokenizer": tokenizer}
     return load_config(config.model_copy(update=changed).model_dump(mode="json"), origin=f"--base-model {pretrained.folder}")
