@@ -182,6 +182,10 @@ def test_the_last_phase_learns_from_the_ensembles_soft_labels_of_passages(place:
         (['head.prompt.words={sea="ships",hill="ridge"}'], "'ships' is 2 tokens of the vocabulary (ship ##s); similar single tokens: ship"),
         (['head.prompt.words={sea="ship",hill="Ship"}'], "have the same tokens"),
         (["head.prompt.words={sea=[],hill=[]}"], "label 'sea': needs words for each of 1 {mask}, got ()"),
+        (
+            ['head.prompt.words={sea="ship",hill=[["x",3]]}'],
+            "head.prompt.words: label 'hill': expected a word, a list of words, or a list of",
+        ),
         (['head.prompt.words={sea="ship",hill=["ship"]}'], "labels 'sea' and 'hill' have the same words"),
         (['head.prompt.patterns=["{text} is good"]'], "pattern '{text} is good': has no {mask}"),
         (['head.prompt.patterns=["{text} {mask} {topic}"]'], "{topic} is not a field; fields are {mask} {text} {text_a}"),

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from cramlm.config.base import FrozenModel
 from cramlm.config.phase import PhaseConfig
@@ -81,6 +81,17 @@ class PromptConfig(FrozenModel):
         (("[[", "]]"), ("<<", ">>")), description="opening and closing marker of the first and of the second entity in a text"
     )
     vectors: int = Field(20, ge=1, description="soft-prompt only: learned vectors before the text")
+
+    @field_validator("words", mode="before")
+    @classmethod
+    def _words_are_texts(cls, words: Any) -> Any:
+        """One message in place of one for each alternative of the type."""
+        for label, given in words.items() if isinstance(words, dict) else ():
+            entries = given if isinstance(given, list | tuple) else [given]
+            alternatives = [word for entry in entries for word in (entry if isinstance(entry, list | tuple) else [entry])]
+            if not all(isinstance(word, str) for word in alternatives):
+                raise ValueError(f"label {label!r}: expected a word, a list of words, or a list of these for each {{mask}}, got {given!r}")
+        return words
 
     @model_validator(mode="after")
     def _parts_agree(self) -> PromptConfig:
