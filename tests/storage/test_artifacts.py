@@ -53,7 +53,9 @@ def test_a_published_folder_opens_and_verifies_also_after_it_was_copied_or_moved
     (tmp_path / "deep" / "thing").rename(tmp_path / "moved")
     shutil.copytree(tmp_path / "copy", tmp_path / ".copy.tmp-123")
     (tmp_path / ".copy.tmp-123" / "a.txt").write_text("half")
-    assert verify(tmp_path) == 2, "temporary folders are skipped"
+    for folder, content in {"": '{"name": "page"}', "deep": "[]"}.items():
+        (tmp_path / folder / MANIFEST).write_text(content)
+    assert verify(tmp_path) == 2, "temporary folders and manifests of others are skipped"
     same, other = (publish(tmp_path / text, kind="thing", key=NEW, write=writer(text)) for text in "xy")
     assert published.fingerprint == same.fingerprint != other.fingerprint
 

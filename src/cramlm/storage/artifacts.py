@@ -313,9 +313,10 @@ def verify(path: Path) -> int:
     """Check every published folder at or below `path`, all files by their hashes; return the number of folders.
 
     Raises:
-        ArtifactError: naming the first damaged, missing or unlisted file, or if there is nothing published here.
+        ArtifactError: naming the first damaged, missing or unlisted file, or if there is nothing published here. EnvironmentFault: a folder
+        cannot be read.
     """
-    manifests = [path / MANIFEST] if (path / MANIFEST).is_file() else sorted(_manifests_below(path))
+    manifests = sorted(_manifests_below(path))
     if not manifests and not path.exists():
         raise ArtifactError(f"{path}: no such folder; check the path")
     if not manifests:
@@ -623,12 +624,26 @@ def published_folders(path: Path, *, holding: str) -> list[Path]:
 
 
 def _manifests_below(path: Path) -> Iterator[Path]:
-    """Yield the manifests below `path`, skipping temporary folders; published folders are not nested."""
-    for folder, subfolders, files in os.walk(path):
-        if MANIFEST in files:
+    """Yield the manifests at and below `path`, skipping temporary folders; published folders are not nested."""
+
+    def fail(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):  # removed meanwhile
+            raise EnvironmentFault(f"{error.filename}: {error.strerror}; give this user the right to read it") from error
+
+    for folder, subfolders, files in os.walk(path, onerror=fail):
+        if MANIFEST in files and not _is_foreign(Path(folder) / MANIFEST):
             subfolders.clear()
             yield Path(folder) / MANIFEST
         subfolders[:] = [name for name in subfolders if ".tmp-" not in name]
+
+
+def _is_foreign(manifest: Path) -> bool:
+    """Return True for a file of the user: JSON without the fields of a manifest. A damaged manifest has some of them, or is not JSON."""
+    try:
+        value = json.loads(manifest.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return False
+    return not isinstance(value, dict) or value.keys().isdisjoint(("kind", "sha256"))
 
 
 def _exchange(new: Path, old: Path) -> None:
