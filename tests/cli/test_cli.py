@@ -388,6 +388,13 @@ def test_a_dash_is_no_file_where_nothing_can_be_written_to_standard_output(fitte
     assert error_line(cramlm(*words, "-", cwd=fitted), 2).startswith("-: standard output cannot be written here")
 
 
+def test_any_text_is_printed_as_utf_8_in_a_locale_of_another_encoding(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("text,label\n" + "ок,да\nну,нет\n" * 3, "utf-8")
+    encode: Any = io.TextIOWrapper.reconfigure
+    out, _ = start("check", tmp_path / "train.csv", prepare=lambda: encode(sys.stdout, encoding="latin-1")).communicate(timeout=PATIENCE)
+    assert "да 50.0%" in out
+
+
 def test_a_reader_that_ends_before_the_output_is_no_error(fitted: Path) -> None:
     child = start("passages", fitted / "run")
     child.stdout.close()

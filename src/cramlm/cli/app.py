@@ -53,6 +53,7 @@ from cramlm.cli.process import (
     end_without_collection,
     interrupt_at_signals,
     is_out_of_memory,
+    print_any_text,
     stop_on_signals,
 )
 from cramlm.errors import CramError
@@ -237,6 +238,7 @@ def main() -> NoReturn:
     """Run the command line; print a traceback only with --debug."""
     interrupt_at_signals()
     end_without_collection()
+    print_any_text()
     if len(sys.argv) == 1:
         sys.argv.append("--help")
     try:

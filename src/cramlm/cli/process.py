@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import io
 import os
 import re
 import resource
@@ -86,6 +87,12 @@ def collect_cycles_seldom(command: str | None) -> None:
     """Let Python's cycle collector run at fewer allocations in commands that end soon, a fifteenth of whose time it takes."""
     if command in WITHOUT_TORCH | TORCH_BY_MODEL - {"serve"}:
         gc.set_threshold(_YOUNG_OBJECTS, *gc.get_threshold()[1:])
+
+
+def print_any_text() -> None:
+    """Let standard output take any text, whatever the locale: files and pipes get UTF-8, a terminal of another encoding escapes."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding=None if sys.stdout.isatty() else "utf-8", errors="backslashreplace")
 
 
 def end_without_collection() -> None:
