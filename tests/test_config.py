@@ -131,6 +131,7 @@ def test_an_override_without_a_target_is_a_usage_error_with_its_text(override: s
         ({"seed": "many"}, "seed"),
         ({"task": {}}, "task.train"),
         ({"task": {"train": "a", "dev_fraction": 0.9}}, "task.dev_fraction"),
+        ({"task": {"train": "a", "label_separator": ";"}}, "task: label_separator ';' is for several labels of a text; set kind = "),
         ({"phases": []}, "phases"),
         ({"phases": [{"name": "Joint Phase", "terms": CLASSIFY}]}, "phases[0].name"),
         ({"phases": [PHASE, PHASE]}, "phase names must differ"),

@@ -287,6 +287,7 @@ def test_version_and_doctor_print_versions_and_hardware() -> None:
             2,
             ["--set corpus: check has only the settings of corpus"],
         ),
+        (["check", "train.jsonl", "--label-separator", ";"], 2, ["label_separator ';'", "--task-type multi-label"]),
         (["fit", "--nonsense"], 2, ["--nonsense"]),
         (["predict", "missing", "-"], 2, ["missing"]),
         (["evaluate", "missing", "x", "--unseen-labels", "ingore"], 2, ["--unseen-labels", "'ingore'", "ignore"]),

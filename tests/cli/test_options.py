@@ -25,15 +25,13 @@ def resolved(config: Path, **task: str | None) -> RunConfig:
 def config(tmp_path: Path) -> Path:
     """A config file with other column names than the defaults."""
     data = tiny_config(write_task(tmp_path))
-    data["task"] |= {"text_column": "body", "label_column": "topic", "on_bad_row": "skip", "label_separator": ";"}
+    data["task"] |= {"text_column": "body", "label_column": "topic", "on_bad_row": "skip"}
     path = tmp_path / "run.toml"
     path.write_text(to_toml(load_config(data)), "utf-8")
     return path
 
 
-@pytest.mark.parametrize(
-    ("field", "default"), [("text_column", "text"), ("label_column", "label"), ("on_bad_row", "fail"), ("label_separator", "|")]
-)
+@pytest.mark.parametrize(("field", "default"), [("text_column", "text"), ("label_column", "label"), ("on_bad_row", "fail")])
 def test_an_option_overrides_the_config_also_with_its_default_value(config: Path, field: str, default: str) -> None:
     assert getattr(resolved(config, **{field: default}).task, field) == default
     assert getattr(resolved(config, **{field: None}).task, field) != default, "no option"

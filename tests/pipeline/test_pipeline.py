@@ -175,21 +175,20 @@ def test_an_export_reads_the_columns_of_the_last_fit_of_equal_texts(tmp_path: Pa
     rows = [(f"{topic} {' '.join(TOPICS[topic][n : n + 3])}", topic) for n in range(9) for topic in TOPICS]
     quick = {"threads": 1, "baseline": BaselineConfig(c=(3.0,))}
 
-    def columns(text: str, label: str, **task: Any) -> list[str]:
+    def columns(text: str, label: str) -> list[str]:
         renamed = [dict(zip((text, label), row, strict=True)) for row in rows]
         files = {
             "train": str(write_jsonl(tmp_path / "train.jsonl", renamed[:12])),
             "dev": str(write_jsonl(tmp_path / "dev.jsonl", renamed[12:])),
         }
-        config = recipes.tfidf(**files, text_column=text, label_column=label, **task).model_copy(update=quick)
+        config = recipes.tfidf(**files, text_column=text, label_column=label).model_copy(update=quick)
         run(config, out=tmp_path / "run", store=tmp_path / "store")
         found = json.loads((tmp_path / "run/export/provenance.json").read_bytes())["config"]["task"]
-        return [found[name] for name in ("text_column", "label_column", "label_separator")]
+        return [found[name] for name in ("text_column", "label_column")]
 
-    assert columns("text", "label") == ["text", "label", "|"]
-    assert columns("body", "topic") == ["body", "topic", "|"]
-    assert columns("body", "topic", label_separator=";") == ["body", "topic", ";"]
-    assert columns("text", "label") == ["text", "label", "|"]
+    assert columns("text", "label") == ["text", "label"]
+    assert columns("body", "topic") == ["body", "topic"]
+    assert columns("text", "label") == ["text", "label"]
 
 
 @pytest.mark.parametrize(("stage", "steps", "evaluations"), [("phase-1-joint", 14, 0), ("phase-2-finetune", 10, 2)])

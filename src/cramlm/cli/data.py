@@ -91,6 +91,7 @@ def check(
         cramlm check train.csv --model runs/mine
     """
     from cramlm.cli.console import console_events, show_findings
+    from cramlm.config.run import TaskConfig
     from cramlm.data.task import RowFormat
     from cramlm.data.validation import check_corpus, check_files, describe
     from cramlm.retrieval.index import Index
@@ -100,7 +101,9 @@ def check(
         raise UsageError("--corpus and --index exclude each other; drop one")
     if set_ and not corpus:
         raise UsageError("--set is for the raw text of --corpus, which is not given; drop it")
-    row_format = RowFormat(text_column, label_column, text_pair_column, kind or "classification", label_separator or "|")
+    named: Any = {"text_column": text_column, "label_column": label_column, "text_pair_column": text_pair_column}
+    named |= {"kind": kind or "classification", "label_separator": label_separator or "|"}
+    row_format = RowFormat.of(checked(lambda: TaskConfig(train=files[0], **named)))
     config = resolve_corpus_settings(corpus, set_) if corpus else None
     with console_events() as emit:
         train = _read_labelled(files[0], row_format, with_corpus=bool(corpus))

@@ -78,6 +78,8 @@ def evaluate(
     from cramlm.inference.predictor import load_predictor
 
     predictor = load_predictor(model_of(model), device=device, model_part=model_part)
+    if label_separator is not None and predictor.kind != "multi-label":
+        raise UsageError("--label-separator is for a model of several labels per text; leave it out")
     columns = columns_of(model_of(model), text_column, text_pair_column, label_column, label_separator)
     examples = read_examples(file, replace(columns, kind=predictor.kind))
     if unseen_labels != "ignore":

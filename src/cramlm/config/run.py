@@ -101,6 +101,15 @@ class TaskConfig(FrozenModel):
     )
     label_separator: str = Field("|", min_length=1, description="multi-label only: separator of labels in a csv, tsv or parquet cell")
 
+    @model_validator(mode="after")
+    def _separates_several_labels(self) -> TaskConfig:
+        if self.label_separator != "|" and self.kind != "multi-label":
+            raise ValueError(
+                f"label_separator {self.label_separator!r} is for several labels of a text; set kind = 'multi-label' "
+                "(--task-type multi-label), or leave it out"
+            )
+        return self
+
 
 class TokenizerConfig(FrozenModel):
     """The tokenizer; trained on the selection and the training texts only."""
