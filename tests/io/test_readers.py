@@ -222,6 +222,9 @@ def test_text_files_give_paragraphs_or_lines(make: MakeFile) -> None:
     reader = Reader(path, (Column("text"), Column("id", "name", required=False)))
     assert [(row.line, row.values) for row in reader] == [(2, ("one\ntwo", None)), (5, ("three", None))]
     assert rows(make("b.txt", "one\r\n\r\ntwo"), (Column("text"),), txt_rows="lines") == [("one",), ("",), ("two",)]
+    path = make("c.txt", "one\n\n" + "a line\n" * 400 + "\ntwo")
+    assert fault(path, (Column("text"),), max_record_bytes=1000).startswith(":3: the paragraph is longer than 1,000 characters")
+    assert rows(path, (Column("text"),), max_record_bytes=1000, on_bad_row="skip") == [("one",), ("two",)]
     with pytest.raises(UsageError, match="a text file has no column 'label'"):
         rows(path)
 

@@ -146,12 +146,13 @@ class Reader:
                 if held:
                     yield begun, "\n".join(held)
                 held, size = [], 0
-                continue
-            begun, size = begun if held else line, size + len(text) + 1
-            held.append(text)
-            if size > self._limit:
-                self._counts.refuse(begun, f"the paragraph is longer than {self._limit:,} characters (max_record_bytes)")
-                held, size = [], 0
+            elif size <= self._limit:  # else the rest of a paragraph that was refused
+                begun, size = begun if held else line, size + len(text) + 1
+                held.append(text)
+                if size > self._limit:
+                    longer = f"the paragraph is longer than {self._limit:,} characters (max_record_bytes)"
+                    self._counts.refuse(begun, f"{longer}; if each line is a text, write blank lines between them (sed G)")
+                    held = []
         if held:
             yield begun, "\n".join(held)
 
