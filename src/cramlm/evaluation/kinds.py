@@ -304,16 +304,13 @@ def gold_labels(examples: Sequence[Example]) -> list[str]:
     return labels
 
 
-def check_labels(kind: TaskKind, known: Sequence[str], examples: Sequence[Example], *, origin: str) -> None:
-    """Raises DataError naming the first label of `examples` that is not in `known`, and its row in `origin`."""
+def check_labels(kind: TaskKind, known: Sequence[str], examples: Sequence[Example], *, origin: str, remedy: str) -> None:
+    """Raise DataError with the first label that is not in `known`, its row in `origin`, and what to do other than drop it."""
     for example in examples:
         unknown = [] if example.label is None else [name for name in RULES[kind].names(example.label) if name not in known]
         if unknown:
             shown = ", ".join(map(repr, known[:10])) + (", ..." if len(known) > 10 else "")
-            raise DataError(
-                f"{origin}:{example.id}: label {unknown[0]!r} is none of the model's ({shown}); "
-                "drop the row, or pass --unseen-labels ignore to count it as missed"
-            )
+            raise DataError(f"{origin}:{example.id}: label {unknown[0]!r} is none of the model's ({shown}); drop the row, or {remedy}")
 
 
 def main_metric(kind: TaskKind) -> str:

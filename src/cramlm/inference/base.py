@@ -147,7 +147,8 @@ class BasePredictor(ABC):
         """Raises DataError naming the first label that the model lacks, and its row in `origin`."""
         from cramlm.evaluation.kinds import check_labels
 
-        check_labels(self.kind, self.labels, examples, origin=origin)
+        remedy = "pass --unseen-labels ignore to count it as missed"
+        check_labels(self.kind, self.labels, examples, origin=origin, remedy=remedy)
 
     def score(self, examples: Sequence[Example]) -> AnyScores:
         """Score predictions on labelled examples; a label that the model lacks counts as an error.

@@ -145,7 +145,7 @@ def _out_of_fold(train: LabelledFile, folder: Path, emit: Emit) -> tuple[FloatAr
         return probabilities, task.labels
     model = _regression(folder, run)
     _check_kind(model.kind, train.kind)
-    check_labels(train.kind, model.labels, _without_file(train), origin=train.name)
+    check_labels(train.kind, model.labels, _without_file(train), origin=train.name, remedy="pass a model of these labels")
     emit(Event("start", STAGE))
     label_texts = task.label_texts if task is not None else texts_of_labels(model.labels) if train.kind == "classification" else ()
     rows = Task(train.examples, (), (), model.labels, dev_is_split_from_train=False, kind=train.kind, label_texts=label_texts)
