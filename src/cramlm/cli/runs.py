@@ -36,7 +36,7 @@ from cramlm.cli.options import (
     with_options,
 )
 from cramlm.errors import counted, size
-from cramlm.io.machine import available_cores, system_memory
+from cramlm.io.machine import available_cores, available_memory, system_memory
 
 PLANNED_BUDGETS = ("2m", "5m", "20m", "60m", "4h")
 EXTRAS = {
@@ -270,8 +270,8 @@ def machine_lines() -> Iterator[tuple[str, str]]:
     from cramlm.model.model import describe_device, has_bf16, resolve_device
 
     yield "cores", f"{os.cpu_count()}, of which this process may use {available_cores()} ({torch.get_num_threads()} used by torch)"
-    memory = system_memory()
-    yield "memory", "unknown" if memory is None else f"{size(memory[0])}, {size(memory[1])} available"
+    memory, free = system_memory(), available_memory()
+    yield "memory", f"{size(memory[0])}, {size(free)} available to this process" if memory and free is not None else "unknown"
     device = resolve_device("auto")
     yield "device", f"{describe_device(device)} (--device auto)"
     yield "bf16", "supported by the device" if has_bf16(device) else "not supported by the device: fp32 is used"
