@@ -259,8 +259,14 @@ def test_folders_and_globs_give_data_files_once_in_sorted_order(tmp_path: Path) 
     with pytest.raises(UsageError, match="no file matches"):
         expand_files([str(tmp_path / "*.parquet")])
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UsageError, match="no data file"):
+    with pytest.raises(UsageError, match="no data file in this folder; use"):
         expand_files([str(tmp_path / "empty")])
+    written(tmp_path / "empty" / "a.json", b"{}")
+    with pytest.raises(
+        UsageError, match=r"no data file in this folder \(\.json files, like .*a\.json, are read if they are passed by name\)"
+    ):
+        expand_files([str(tmp_path / "empty")])
+    assert expand_files([str(tmp_path / "empty/*.json")]) == [tmp_path / "empty/a.json"]
 
 
 def test_a_glob_that_matches_folders_only_is_refused_with_the_glob_of_their_files(tmp_path: Path) -> None:

@@ -220,6 +220,7 @@ def _files_below(folder: Path) -> set[Path]:
     """Return the data files in and below a folder, without hidden ones and without results of cramlm below it. Raises as `expand_files`."""
     files: set[Path] = set()
     results: list[Path] = []
+    described: list[Path] = []
 
     def fail(error: OSError) -> None:
         raise error
@@ -233,8 +234,10 @@ def _files_below(folder: Path) -> set[Path]:
                 continue
             subfolders[:] = [each for each in subfolders if not each.startswith(".")]
             files |= {here / each for each in names if is_data_file(PurePath(each)) and _is_regular(here / each)}
+            described += [here / each for each in names if each.lower().endswith(".json")]
     if not files:
-        also = f" (results of cramlm, like {min(results)}, are read if they are passed by name)" if results else ""
+        found = f"results of cramlm, like {min(results)}," if results else f".json files, like {min(described)}," if described else ""
+        also = f" ({found} are read if they are passed by name)" if found else ""
         raise UsageError(f"{folder}: no data file in this folder{also}; {_NAMES}")
     return files
 
