@@ -541,6 +541,7 @@ def test_files_may_be_paths_and_a_bad_value_is_one_line(tmp_path: Path) -> None:
     files = {name: paths[name] for name in ("train", "dev", "corpus")}
     config = recipes.static(**files, unlabelled=[paths["test"]])
     assert config == recipes.static(**{name: str(path) for name, path in files.items()}, unlabelled=[str(paths["test"])])
+    assert config == recipes.static(**files, unlabelled=paths["test"])
     assert recipes.static(**files | {"corpus": [paths["corpus"]]}).corpus == config.corpus
     with pytest.raises(UsageError, match=r"^dev_fraction: Input should be less than 0.5 \(got 2\)"):
         recipes.static(**files, dev_fraction=2)

@@ -304,6 +304,8 @@ class Recipe(ABC):
             )
         own = {name: options.pop(name) for name in self.own_options if name in options}
         options = {name: _without_paths(value) for name, value in options.items()}
+        if isinstance(unlabelled := options.get("unlabelled"), str):
+            options["unlabelled"] = (unlabelled,)
         files = (corpus,) if isinstance(corpus, str | Path) else tuple(corpus or ())
         try:
             inputs = RunInputs(
