@@ -82,7 +82,7 @@ def test_text_pairs_are_read_and_checked(tmp_path: Path) -> None:
     (tmp_path / "blank.jsonl").write_text('{"premise": "p", "hypothesis": " ", "label": "x"}\n')
     with pytest.raises(DataError, match=r"blank.jsonl:1: 'hypothesis' is blank"):
         read_task(config.model_copy(update={"train": str(tmp_path / "blank.jsonl")}), seed=1)
-    with pytest.raises(UsageError, match="different columns"):
+    with pytest.raises(UsageError, match=r"--text-column and --text-pair-column name the same column, .text.; pass different ones"):
         read_task(TaskConfig(train=str(tmp_path / "a.jsonl"), text_pair_column="text"), seed=1)
 
 

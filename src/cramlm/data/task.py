@@ -327,11 +327,10 @@ def _named(train: str) -> str:
 
 
 def _check_distinct(columns: Sequence[Column]) -> None:
-    names = [column.name for column in columns]
-    if len(set(names)) != len(names):
-        raise UsageError(
-            f"text, pair, label and id must be different columns, got {names}; set --text-column, --text-pair-column, --label-column"
-        )
+    flags: dict[str, str] = {}
+    for column in columns:
+        if (other := flags.setdefault(column.name, column.flag)) != column.flag:
+            raise UsageError(f"{other} and {column.flag} name the same column, {column.name!r}; pass different ones")
 
 
 def _check_unseen(split: str, path: str | None, examples: Sequence[Example], labels: Sequence[str], config: TaskConfig, emit: Emit) -> None:
