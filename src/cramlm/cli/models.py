@@ -9,6 +9,7 @@ import os
 import re
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -424,8 +425,9 @@ def label_next(
         separator = separator_of(out)
     folder = model_of(model)
     row_format, label = _texts_format(folder, text_column, text_pair_column, id_column), columns_of(folder).label_column or "label"
-    if own := {"id", label, "predicted", "margin"} & {row_format.text_column, row_format.text_pair_column}:
-        raise UsageError(f"a column of the output is named {min(own)!r}, too; rename the text column of {file}")
+    columns = Counter(("id", "predicted", "margin", label, row_format.text_column, row_format.text_pair_column))
+    if (repeated := columns.most_common(1)[0])[1] > 1:
+        raise UsageError(f"two columns of the output would be named {repeated[0]!r}; give the column of texts or of labels another name")
     task = task_of(folder)
     known = [] if task is None else [*task.train, *task.dev, *task.test]
     for name in labelled or ():
