@@ -33,7 +33,7 @@ def jaccard(one: str, other: str) -> float:
     return len(shingles(one) & shingles(other)) / len(shingles(one) | shingles(other))
 
 
-def find(texts: Sequence[str], threshold: float, chunk: int = 50) -> list[tuple[int, float] | None]:
+def find(texts: Sequence[str], threshold: float, chunk: int = 300) -> list[tuple[int, float] | None]:
     """For each text (at positions 100, 101, ...) its near-duplicate and the similarity, found chunk by chunk."""
     duplicates = NearDuplicates(threshold)
     found: dict[int, tuple[int, float]] = {}

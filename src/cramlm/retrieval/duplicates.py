@@ -21,6 +21,7 @@ from cramlm.storage.arrays import offsets_of
 from cramlm.text.words import hash_block
 
 CODE_FORMAT: Final = 2  # increase when the same passages have other near-duplicates
+_HASHED: Final = 128  # texts hashed at a time: their hashes take up to four times the memory of the text
 _PER_SHINGLE: Final = ("shingles", "owner", "earlier", "repeats")
 
 
@@ -44,6 +45,15 @@ class NearDuplicates:
 
         positions: of texts text[offsets[i]:offsets[i + 1]] (UTF-8), at least one.
         """
+        for first in range(0, len(positions), _HASHED):
+            part = slice(first, first + _HASHED)
+            ends = offsets[first : first + _HASHED + 1]
+            found = self._find(positions[part], text[ends[0] : ends[-1]], ends - ends[0], wanted[part])
+            yield from ((first + index, twin, similarity) for index, twin, similarity in found)
+
+    def _find(
+        self, positions: IntArray, text: npt.NDArray[np.uint8], offsets: IntArray, wanted: BoolArray
+    ) -> Iterator[tuple[int, int, float]]:
         from cramlm.retrieval.duplicate_kernels import find_twins
 
         shingles, own = shingles_of(text, offsets)
