@@ -331,7 +331,7 @@ def passages(
         cramlm passages runs/mine | head -5
     """
     from cramlm.retrieval.selection import SELECTION_FILE, SelectionTable
-    from cramlm.storage.artifacts import MANIFEST, publish_file, refuse_output
+    from cramlm.storage.artifacts import MANIFEST, publish_lines, refuse_output
 
     if out is not None:
         refuse_other_format(out)
@@ -347,7 +347,7 @@ def passages(
         sys.stdout.writelines(table.json_lines())
         return
     refuse_output(out)
-    publish_file(out, "".join(table.json_lines()).encode())
+    publish_lines(out, table.json_lines())
     print(f"{counted(len(table), 'passage')}: {out}")
 
 
@@ -390,7 +390,7 @@ def search(
     from cramlm.retrieval.bm25.analysis import analyze
     from cramlm.retrieval.index import Index
     from cramlm.retrieval.trec import read_qrels, require_measures, run_lines
-    from cramlm.storage.artifacts import publish_file, refuse_output
+    from cramlm.storage.artifacts import publish_lines, refuse_output
 
     if (query is None) == (queries is None):
         raise UsageError("pass a query, or a file of queries with --queries")
@@ -426,7 +426,7 @@ def search(
         first = f"the first is {brief(empty[0].id)} ({brief(empty[0].text)})"
         print(f"no hits: {len(empty):,} of {counted(len(ids), 'query', 'queries')}, {first}", file=sys.stderr)
     if run is not None:
-        publish_file(run, "".join(run_lines(hits, ids)).encode())
+        publish_lines(run, run_lines(hits, ids))
         if not as_json:
             print(f"{counted(sum(map(len, hits.ids)), 'hit')} of {counted(len(ids), 'query', 'queries')}: {run}")
     if judgements is not None:

@@ -132,17 +132,27 @@ def publish_file(target: Path, content: bytes) -> None:
 
     What is no regular file, like a pipe or /dev/null, is written directly instead of being replaced.
     """
+    _publish_pieces(target, (content,))
+
+
+def publish_lines(target: Path, lines: Iterable[str]) -> None:
+    """As `publish_file`, for lines of text, of which one at a time is in memory."""
+    _publish_pieces(target, (line.encode() for line in lines))
+
+
+def _publish_pieces(target: Path, pieces: Iterable[bytes]) -> None:
     assert not _CHECKING.get(), f"{target}: a check publishes nothing"
     with environment_faults(target):
         if target.exists() and not target.is_file() and not target.is_dir():
-            target.write_bytes(content)
+            with target.open("wb") as file:
+                file.writelines(pieces)
             return
         target = _behind_links(target)
         make_folder(target.parent)
         remove_abandoned_files(target)
         with temporary_file(target) as (temporary, handle):
             with open(handle, "wb", closefd=False) as file:
-                file.write(content)
+                file.writelines(pieces)
             os.fsync(handle)
             temporary.replace(target)
             fsync(target.parent)
