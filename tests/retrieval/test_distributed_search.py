@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -218,6 +219,18 @@ def test_only_searches_are_removed_from_their_folder(index: Bm25Index, tmp_path:
     mine.write_text("mine")
     remove_searches(tmp_path / "searches")
     assert list((tmp_path / "searches").iterdir()) == [mine]
+
+
+def test_a_search_ends_after_the_block_of_each_thread_at_a_signal(cut: Callable[[int], Bm25Index]) -> None:
+    index, blocks = cut(20), list[Event]()
+
+    def interrupt(event: Event) -> None:
+        blocks.append(event)
+        os.kill(os.getpid(), signal.SIGINT) if len(blocks) == 1 else time.sleep(0.05)  # for the main thread to take it
+
+    with pytest.raises(KeyboardInterrupt):
+        index.search(QUERIES[:1], limit=7, emit=interrupt)
+    assert len(blocks) < 20
 
 
 @pytest.mark.skipif(HAS_RAY, reason="Ray is installed")

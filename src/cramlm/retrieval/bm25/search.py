@@ -18,8 +18,9 @@ again with the proven threshold. So results do not depend on the batch, the orde
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from numbers import Real
@@ -270,9 +271,15 @@ def _search(
         while len(pending):
             batch = SearchBatch(segments, statistics, queries.take(pending), limit, scoring, fraction_bits)
             shares = [batch.blocks[number::threads] for number in range(threads)]
-            on_block = _progress(emit, len(queries), len(batch.blocks))
+            stop = threading.Event()
+            on_block = _progress(emit, len(queries), len(batch.blocks), stop)
             scan = partial(batch.scan, least=least, estimate=estimate, on_block=on_block)
-            hits, least = merge(list(pool.map(scan, shares)), limit)
+            try:
+                parts = list(pool.map(scan, shares))
+            except BaseException:
+                stop.set()  # after a signal, the pool waits for its threads
+                raise
+            hits, least = merge(parts, limit)
             for query, best in zip(pending.tolist(), hits, strict=True):
                 results[query] = fraction_bits, best
             again = least > 0
@@ -476,12 +483,14 @@ class SearchBatch:
         assert self._queries.sums(self._queries.count * impact[local]).max(initial=0.0) < 2**32
 
 
-def _progress(emit: Emit, queries: int, total: int) -> Callable[[], None]:
-    """Return a function to call after every block, from any thread."""
+def _progress(emit: Emit, queries: int, total: int, stop: threading.Event) -> Callable[[], None]:
+    """Return a function to call after every block, from any thread; it raises CancelledError once `stop` is set."""
     done = 0
 
     def on_block() -> None:
         nonlocal done
+        if stop.is_set():
+            raise CancelledError
         done += 1  # a race may lose a count: this is a progress bar
         emit(Event("progress", "search", f"{queries:,} distinct queries", done=done, total=total, unit="blocks"))
 
