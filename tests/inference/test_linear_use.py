@@ -40,6 +40,13 @@ def finished(request: pytest.FixtureRequest, linear_runs: Path) -> Path:
     return linear_runs / str(request.param)
 
 
+def test_another_part_than_the_linear_model_is_refused(finished: Path) -> None:
+    assert load_predictor(finished, model_part=finished.name).labels == load_predictor(finished).labels  # type: ignore[arg-type]
+    for part in {*LINEAR, "encoder"} - {finished.name}:
+        line = error_line(cramlm("predict", finished, "-", "--model-part", part, stdin="a text"), 2)
+        assert line.endswith(f"leave out the part {part!r}")
+
+
 def test_a_linear_recipe_is_scored_exported_and_loaded_as_what_was_scored(finished: Path, tmp_path: Path) -> None:
     scores = json.loads((finished / "evaluation/scores.json").read_bytes())["models"]
     assert list(scores) == {"static": ["static", "bayes", "tfidf"], "bayes": ["bayes", "tfidf"], "tfidf": ["tfidf"]}[finished.name]

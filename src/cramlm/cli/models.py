@@ -358,7 +358,7 @@ def embed(
 
     refuse_output(out, file)
     folder = model_of(model)
-    predictor = load_predictor(folder, model_part="static" if is_linear(folder) else model_part)
+    predictor = load_predictor(folder, model_part="combined" if is_linear(folder) else model_part)
     examples = read_examples(file, _texts_format(folder, text_column, text_pair_column, id_column))
     vectors = predictor.embeddings([example.text for example in examples], [example.text_pair for example in examples])
     publish_file(out, vectors_file(vectors, [example.id for example in examples], form=out.suffix, normalize=normalize))

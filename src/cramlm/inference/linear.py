@@ -245,7 +245,10 @@ def load_linear(folder: Path, model_part: ModelPart) -> LinearPredictor:
     if is_linear(folder):
         if model_part == "encoder":
             raise UsageError(f"{folder}: is a linear model without an encoder; leave out the part {model_part!r}")
-        return LinearPredictor.load(folder)
+        predictor = LinearPredictor.load(folder)
+        if model_part not in (COMBINED, predictor.model.name):
+            raise UsageError(f"{folder}: is the linear model {predictor.model.name!r} alone; leave out the part {model_part!r}")
+        return predictor
     if not (folder / COMBINATION_FOLDER / model_part).is_dir():
         raise UsageError(f"{folder}: holds no model {model_part!r} beside its encoder; choose the part combined or encoder")
     return _load_part(folder, model_part)
