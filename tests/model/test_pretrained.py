@@ -185,8 +185,16 @@ def only_pickled(folder: Path) -> None:
     (folder / "pytorch_model.bin").write_bytes(pickle.dumps([1]))
 
 
+def in_a_run(folder: Path) -> None:
+    export = folder / "export"
+    export.mkdir()
+    for file in [*folder.glob("*.*")]:
+        file.rename(export / file.name)
+
+
 QUERY = "bert.encoder.layer.0.attention.self.query.weight"
 REFUSED: list[tuple[Callable[[Path], object], str]] = [
+    (in_a_run, "folder: is a run; pass the weights that it exported: --base-model "),
     (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer.json: missing; --base-model takes a folder with"),
     (lambda folder: (folder / "config.json").unlink(), "config.json: missing"),
     (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors: missing"),

@@ -55,6 +55,9 @@ def open_pretrained(folder: Path) -> Pretrained:
         refuse_pickles(folder)
     for name in _FILES:
         if not (folder / name).is_file():
+            exported = (folder / "export" / "mlm", folder / "export")  # of a run
+            if (own := next((each for each in exported if all((each / file).is_file() for file in _FILES)), None)) is not None:
+                raise ArtifactError(f"{folder}: is a run; pass the weights that it exported: --base-model {own}")
             raise ArtifactError(
                 f"{folder / name}: missing; --base-model takes a folder with {', '.join(_FILES)}, as transformers' save_pretrained leaves "
                 "it for model and tokenizer, or export/mlm of a run"
