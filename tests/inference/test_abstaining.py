@@ -84,6 +84,7 @@ def test_a_wanted_accuracy_chooses_the_threshold_on_dev(finished: Path) -> None:
         (["--abstain-below", "0.5", "--abstain-at-accuracy", "0.9"], "exclude each other"),
         (["--abstain-below", "1.5"], "--abstain-below"),
         (["--abstain-at-accuracy", "95"], "--abstain-at-accuracy"),
+        (["--abstain-at-accuracy", "0"], "accuracy is 0; pass a share above 0"),
     ],
 )
 def test_options_that_make_no_sense_are_one_line(finished: Path, options: list[str], needle: str) -> None:

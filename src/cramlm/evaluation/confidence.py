@@ -122,8 +122,10 @@ class Confidence:
         """The lowest threshold with at least this accuracy on dev.
 
         Raises:
-            UsageError: if no threshold reaches it.
+            UsageError: if no threshold reaches it, or it is not in (0, 1].
         """
+        if not 0 < accuracy <= 1:
+            raise UsageError(f"accuracy is {accuracy:g}; pass a share above 0 and at most 1, like 0.95")
         index = self.dev.at_accuracy(accuracy)
         if index is not None:
             return float(self.dev.thresholds[index])

@@ -100,8 +100,6 @@ class BasePredictor(ABC):
         Raises:
             UsageError: if no threshold reaches it, the model has no calibrated confidence, or its texts do not have one label each.
         """
-        if not 0 < accuracy <= 1:
-            raise UsageError(f"accuracy is {accuracy:g}; pass a share above 0 and at most 1, like 0.95")
         return self.calibrated().threshold(accuracy=accuracy)
 
     def calibrated(self) -> Confidence:
