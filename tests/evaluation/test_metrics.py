@@ -39,7 +39,9 @@ def test_every_score_equals_scikit_learns(rows: list[tuple[str, str]]) -> None:
     assert scores.macro_f1 == pytest.approx(metrics.f1_score(true, predicted, average="macro", zero_division=0))
     assert scores.micro_f1 == pytest.approx(metrics.f1_score(true, predicted, average="micro", zero_division=0))
     names = list(scores.per_class)
-    assert scores.confusion.tolist() == metrics.confusion_matrix(true, predicted, labels=names).tolist()
+    matrix = metrics.confusion_matrix(true, predicted, labels=names)
+    assert scores.confusion.tolist() == matrix.tolist()
+    assert scores.as_dict()["confusions"] == [[row, column, matrix[row, column]] for row, column in np.argwhere(matrix).tolist()]
     report = metrics.classification_report(true, predicted, labels=names, output_dict=True, zero_division=0)
     for name in names:
         ours, theirs = scores.per_class[name], report[name]

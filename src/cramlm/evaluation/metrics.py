@@ -61,7 +61,8 @@ class Scores:
         return bootstrap_intervals(self.confusion, seed=seed, resamples=resamples)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values, intervals included."""
+        """Plain JSON values, intervals included. confusions: the cells of `confusion` that are not 0, as [true, predicted, rows]."""
+        true, predicted = self.confusion.nonzero()
         values: dict[str, Any] = {
             "rows": self.rows,
             "accuracy": self.accuracy,
@@ -69,7 +70,7 @@ class Scores:
             "micro_f1": self.micro_f1,
             "intervals": {name: list(interval) for name, interval in self.intervals().items()},
             "per_class": {label: dict(row) for label, row in self.per_class.items()},
-            "confusion": self.confusion.tolist(),
+            "confusions": np.stack([true, predicted, self.confusion[true, predicted]], axis=1).tolist(),
         }
         if self.calibration_error is not None:
             values["calibration_error"] = self.calibration_error

@@ -387,14 +387,14 @@ def _errors(run: RunRecord, split: str, neighbours: Neighbours | None) -> Data:
     if run.config.task.kind != "classification":
         return {"split": split, "others": others, "calibration": None}
     own = run.own_scores[split]
-    labels, counts = list(own["per_class"]), own["confusion"]
+    labels, cells = list(own["per_class"]), _confusions(own)
     wrong = [line for line in run.predictions[split] if line["predicted"] != line["label"]]
     return {
         "split": split,
         "others": others,
         "labels": labels,
-        "matrix": counts if len(labels) <= _MAX_LABELS else None,
-        "pairs": _confused_pairs(labels, counts),
+        "matrix": _matrix(cells, len(labels)) if len(labels) <= _MAX_LABELS else None,
+        "pairs": _confused_pairs(labels, cells),
         "calibration": _calibration(run.predictions[split], own.get("calibration_error")),
         "wrong": len(wrong),
         "mistakes": _mistakes(run, wrong, neighbours),
@@ -402,14 +402,24 @@ def _errors(run: RunRecord, split: str, neighbours: Neighbours | None) -> Data:
     }
 
 
-def _confused_pairs(labels: Sequence[str], counts: Sequence[Sequence[int]]) -> list[tuple[str, str, int]]:
+def _confusions(scores: Json) -> Sequence[tuple[int, int, int]]:
+    """Return [true, predicted, texts] for each pair of labels with texts."""
+    if "confusions" not in scores:  # of an earlier version
+        return [(true, predicted, value) for true, row in enumerate(scores["confusion"]) for predicted, value in enumerate(row) if value]
+    cells: Sequence[tuple[int, int, int]] = scores["confusions"]
+    return cells
+
+
+def _matrix(cells: Sequence[tuple[int, int, int]], labels: int) -> list[list[int]]:
+    matrix = [[0] * labels for _ in range(labels)]
+    for true, predicted, value in cells:
+        matrix[true][predicted] = value
+    return matrix
+
+
+def _confused_pairs(labels: Sequence[str], cells: Sequence[tuple[int, int, int]]) -> list[tuple[str, str, int]]:
     """Return (true, predicted, texts) by decreasing number of texts."""
-    pairs = [
-        (true, predicted, value)
-        for row, true in zip(counts, labels, strict=True)
-        for value, predicted in zip(row, labels, strict=True)
-        if value and true != predicted
-    ]
+    pairs = [(labels[true], labels[predicted], value) for true, predicted, value in cells if true != predicted]
     return sorted(pairs, key=lambda pair: (-pair[2], pair[0], pair[1]))[:_MAX_PAIRS]
 
 

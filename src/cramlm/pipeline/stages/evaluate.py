@@ -95,7 +95,7 @@ def evaluate_encoder(
         _conclude(run, target, models, candidates, trained.reports)
 
     inputs = {"model": trained.fingerprint, **_inputs(run.task, linear_models)}
-    return run.build(Stage("evaluation", 7, {**_settings(run.config), "precision": plan.precision}, inputs, write))
+    return run.build(Stage("evaluation", 8, {**_settings(run.config), "precision": plan.precision}, inputs, write))
 
 
 def _combine(run: RunContext, outputs: Mapping[str, Outputs]) -> CombinationFit:
@@ -139,7 +139,7 @@ def evaluate_linear(run: RunContext, linear_models: Mapping[str, Artifact]) -> A
         save_confidence(run.task, outputs, target)
         _conclude(run, target, {named[name]: entry for name, entry in scores.items()}, candidates, ())
 
-    return run.build(Stage("evaluation", 4, _settings(run.config), _inputs(run.task, linear_models), write))
+    return run.build(Stage("evaluation", 5, _settings(run.config), _inputs(run.task, linear_models), write))
 
 
 def _conclude(
