@@ -18,6 +18,7 @@ from cramlm.pipeline.context import Clock, RunContext
 from cramlm.pipeline.run import run
 from cramlm.pipeline.stages import text as text_stages
 from cramlm.records import Event, silent
+from cramlm.reporting.page import report_page
 from cramlm.retrieval.elasticsearch import server_corpus
 from cramlm.retrieval.retrievers import RetrievalContext, build_retriever
 from jsonl import read_jsonl
@@ -136,5 +137,10 @@ def test_a_linear_model_learns_from_the_hits(server: SearchServer, tmp_path: Pat
     del data["corpus"]
     finished = run(load_config(data), out=tmp_path / "run", store=tmp_path / "store")
     assert set(finished.scores["models"]) == {"tfidf", "bayes", model}
+    page = report_page(tmp_path / "run")
+    assert "raw text</dt><dd><bdi>http://" in page
+    assert "retriever</dt><dd><bdi title=" in page
+    assert ">elasticsearch, rank_decay 0.0, top_k 5, " in page
+    assert "labels only" not in page
     with pytest.raises(UsageError, match=f"model '{model}' learns from raw text, too, and needs a corpus; pass --corpus"):
         load_config({name: value for name, value in data.items() if name != "retriever"})

@@ -22,7 +22,8 @@ import numpy as np
 import numpy.typing as npt
 from markupsafe import Markup
 
-from cramlm.config.run import CorpusConfig, parse_budget
+from cramlm.config.retriever import ElasticsearchConfig
+from cramlm.config.run import CorpusConfig, RunConfig, parse_budget
 from cramlm.data.corpus import Corpus, build_corpus
 from cramlm.data.labels import RULES, number_texts
 from cramlm.data.task import text_key
@@ -160,6 +161,7 @@ def _settings(run: RunRecord) -> Data:
     budget = run.config.budget
     seconds = None if budget is None else parse_budget(budget).seconds
     return {
+        "raw_text": _raw_text(run.config),
         "retriever": _retriever(run),
         "model": _model(run),
         "machine": _machine(run),
@@ -169,13 +171,22 @@ def _settings(run: RunRecord) -> Data:
     }
 
 
+def _raw_text(config: RunConfig) -> str:
+    if isinstance(config.retriever, ElasticsearchConfig):
+        return f"{config.retriever.url}/{config.retriever.index}"
+    return ", ".join(config.corpus.files) if config.corpus else "none"
+
+
 def _retriever(run: RunRecord) -> str:
     settings = (run.plan or {}).get("retriever") or (None if run.config.retriever is None else run.config.retriever.model_dump(mode="json"))
-    if run.config.corpus is None or settings is None:
-        return "none: labels only"
-    return ", ".join(
-        f"{name} {value}" if name != "kind" else str(value) for name, value in settings.items() if value is not None and name != "members"
-    )
+    return "none: labels only" if settings is None else _of_retriever(settings)
+
+
+def _of_retriever(settings: Json) -> str:
+    """Return the kind and the settings that are set; of a union also those of its members."""
+    members = [_of_retriever(member) for member in settings.get("retrievers", ())]
+    own = [f"{name} {value}" for name, value in settings.items() if value is not None and name not in ("kind", "retrievers")]
+    return ", ".join([str(settings["kind"]), *own, *(f"({member})" for member in members)])
 
 
 def _model(run: RunRecord) -> str:
