@@ -249,11 +249,12 @@ def test_of_several_labels_per_text_predictions_have_the_form_of_the_labels(data
     predicted = of_matrix.predict(data.X_test)
     assert predicted[:, :2].tolist() == (probabilities >= 0.5).astype(int).tolist()
     assert list(of_sets.predict(data.X_test)) == [tuple(np.array(["hill", "sea"])[row > 0]) for row in predicted[:, :2]]
-    assert of_sets.score(data.X, sets) == of_matrix.score(data.X, matrix) == of_sparse.score(data.X, csr_matrix(matrix)) > 0.8
+    assert of_sets.score(data.X, iter(sets)) == of_matrix.score(data.X, matrix) == of_sparse.score(data.X, csr_matrix(matrix)) > 0.8
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(of_matrix)).predict(data.X_test), predicted)
     assert np.isfinite(cross_val_score(clone(of_matrix), data.X, matrix, cv=2, scoring="f1_micro", error_score="raise")).all()
-    with pytest.raises(UsageError, match="abstaining is for texts of one label each"):
-        of_sets.predict_or_abstain(data.X_test, below=0.5)
+    for use in (lambda: of_sets.predict_or_abstain(data.X_test, below=0.5), lambda: of_sets.threshold(accuracy=0.9)):
+        with pytest.raises(ValueError, match="abstaining is for texts of one label each"):
+            use()
 
 
 def test_numbers_are_predicted_in_their_unit_and_scored_by_r2(data: Data, tmp_path: Path) -> None:

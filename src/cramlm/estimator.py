@@ -399,6 +399,7 @@ class CramClassifier(ClassifierMixin, CramEstimator):  # type: ignore[misc]
         predictions = self.predict(X)
         if self.target_type_ != "multilabel-sequences":
             return float(accuracy_score(y, predictions, sample_weight=sample_weight))
+        y = list(y)
         _check_lengths(len(predictions), len(y))
         return float(np.average([set(one) == set(other) for one, other in zip(predictions, y, strict=True)], weights=sample_weight))
 
@@ -408,13 +409,14 @@ class CramClassifier(ClassifierMixin, CramEstimator):  # type: ignore[misc]
         The labels are an object array. Confidence is calibrated on the dev rows that `fit` splits off (evaluation/confidence.py).
 
         Raises:
-            NotFittedError, InvalidInput: as `predict`. UsageError: if `below` is not in [0, 1], or texts have several labels.
+            NotFittedError, InvalidInput: as `predict`. InvalidParameter: if `below` is not in [0, 1], or texts have several labels.
         """
         from cramlm.inference.base import check_threshold
 
         model = self._model()
-        check_threshold(below)
-        calibrated = model.calibrated()
+        with _errors_in_parameters():
+            check_threshold(below)
+            calibrated = model.calibrated()
         texts = self._checked(X)
         probabilities = model.probabilities(texts.first, texts.second)
         confidences = calibrated.of(probabilities)
@@ -427,9 +429,10 @@ class CramClassifier(ClassifierMixin, CramEstimator):  # type: ignore[misc]
         """Return the lowest `below` of `predict_or_abstain` for which at least this share of the labels is right on dev.
 
         Raises:
-            NotFittedError: before `fit`. UsageError: if no threshold reaches it, or texts have several labels.
+            NotFittedError: before `fit`. InvalidParameter: if no threshold reaches it, or texts have several labels.
         """
-        return self._model().threshold(accuracy=accuracy)
+        with _errors_in_parameters():
+            return self._model().threshold(accuracy=accuracy)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
