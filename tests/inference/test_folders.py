@@ -120,6 +120,12 @@ def test_every_command_uses_a_folder_or_says_in_one_line_what_to_pass(
             assert result.returncode == 0, (name, last)
 
 
+def test_passages_says_whether_a_run_retrieves_none_or_ended_before(copied_run: Path, linear_runs: Path) -> None:
+    shutil.rmtree(copied_run / "selection")
+    for run, reason in ((copied_run, "finish it: cramlm fit --config "), (linear_runs / "tfidf", "the recipe tfidf retrieves no passages")):
+        assert reason in error_line(cramlm("passages", run), 2)
+
+
 def test_of_a_folder_of_runs_a_finished_one_is_named(tmp_path: Path) -> None:
     for name in ("a-stopped", "b-finished"):
         (tmp_path / "runs" / name).mkdir(parents=True)

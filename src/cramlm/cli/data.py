@@ -336,12 +336,17 @@ def passages(
     if out is not None:
         refuse_other_format(out)
     if not (selection / SELECTION_FILE).exists():
-        from cramlm.inference.folders import run_at
+        from cramlm.config.run import read_toml
+        from cramlm.inference.folders import finishing, run_at
+        from cramlm.pipeline.run_folder import CONFIG
 
         run = run_at(selection, "passages")
         selection = run / "selection"
         if not (selection / MANIFEST).exists():
-            raise UsageError(f"{run}: has no passages; its recipe reads labels only, or the run ended before it retrieved")
+            config = read_toml(run / CONFIG)
+            if config.get("retriever") is None:
+                raise UsageError(f"{run}: the recipe {config.get('name')} retrieves no passages; pass a run of one that does, like tlm")
+            raise UsageError(f"{run}: ended before it retrieved passages; finish it: {finishing(run)}")
     table = SelectionTable.open(selection)
     if out is None:
         sys.stdout.writelines(table.json_lines())

@@ -183,7 +183,7 @@ def _require_folder(path: Path) -> None:
 def _missing(path: Path) -> str:
     """Say why there is no model in a folder, and what to pass."""
     if is_run_folder(path):
-        return f"the run is not finished; finish it: {_finishing(path)}"
+        return f"the run is not finished; finish it: {finishing(path)}"
     if (path / MANIFEST).is_file():
         run = run_of(path)
         remedy = "pass the folder of a finished run, or of a model" if run is None else f"pass the run {run}"
@@ -191,7 +191,7 @@ def _missing(path: Path) -> str:
     return _runs_below(path) or "holds no exported model; pass the folder of a finished run, or of a model"
 
 
-def _finishing(run: Path) -> str:
+def finishing(run: Path) -> str:
     """Return the command that finishes a run, and where to run it if relative paths of its config do not lead to its files from here."""
     try:
         train = str((read_toml(run / CONFIG).get("task") or {}).get("train") or "")
