@@ -35,7 +35,7 @@ from cramlm.cli.options import (
     resolve_run,
     with_options,
 )
-from cramlm.errors import counted, size
+from cramlm.errors import EnvironmentFault, counted, size
 from cramlm.io.machine import available_cores, available_memory, system_memory
 
 PLANNED_BUDGETS = ("2m", "5m", "20m", "60m", "4h")
@@ -275,9 +275,12 @@ def machine_lines() -> Iterator[tuple[str, str]]:
     device = resolve_device("auto")
     yield "device", f"{describe_device(device)} (--device auto)"
     yield "bf16", "supported by the device" if has_bf16(device) else "not supported by the device: fp32 is used"
-    store = default_store()
-    existing = next(path for path in (store, *store.parents) if path.exists())
-    yield "store", f"{store} ({size(shutil.disk_usage(existing).free)} free)"
+    try:
+        store = default_store()
+        existing = next(path for path in (store, *store.parents) if path.exists())
+        yield "store", f"{store} ({size(shutil.disk_usage(existing).free)} free)"
+    except EnvironmentFault as error:
+        yield "store", f"none: {error}"
     for name in PACKAGES:
         yield name, importlib.metadata.version(name)
     for name, use in EXTRAS.items():
