@@ -191,8 +191,8 @@ def shortened(arguments: list[str]) -> list[str]:
     if arguments[0] not in ("fit", "compare", "ablate"):
         return arguments
     settings = SETTINGS | STEPS
-    if "--base-model" in arguments:  # whose weights have a size
-        settings = {name: value for name, value in settings.items() if name not in ENCODER}
+    if "--base-model" in arguments:  # whose weights have a size and a vocabulary
+        settings = {name: value for name, value in settings.items() if name not in {*ENCODER, "tokenizer.vocab_size"}}
     if "--base-model" in arguments or arguments[0] == "compare":  # some recipes have one phase
         del settings["phases[1].steps"]
     quick = small(settings)
