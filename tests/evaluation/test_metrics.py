@@ -13,6 +13,7 @@ from sklearn import metrics
 from sklearn.metrics import accuracy_score, f1_score, mean_squared_error, r2_score
 from sklearn.preprocessing import MultiLabelBinarizer
 
+from cramlm.evaluation.kinds import format_metric
 from cramlm.evaluation.metrics import RESAMPLES, bootstrap_number_intervals, calibration_error, score, score_labels, score_numbers
 
 LABELS = ("a", "b", "c", "d")
@@ -166,3 +167,11 @@ def test_constant_numbers_have_correlation_0() -> None:
         assert scores.pearson == scores.spearman == 0
         assert scores.r2 == 0 or np.ptp(true) > 0
         assert np.isfinite(list(scores.metrics.values())).all()
+
+
+def test_a_score_that_rounds_to_0_has_no_sign() -> None:
+    assert [format_metric("pearson", -1e-9), format_metric("macro_f1", -1e-9), format_metric("pearson", -0.25)] == [
+        "0.000",
+        "0.0",
+        "-0.250",
+    ]

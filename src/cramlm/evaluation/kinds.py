@@ -332,8 +332,8 @@ def is_percent(metric: str) -> bool:
 def format_metric(metric: str, value: float, *, places: int = 1) -> str:
     """A value as tables show it: shares in percent, correlations with two decimals more, errors in the user's unit."""
     if is_percent(metric):
-        return f"{100 * value:.{places}f}"
-    return f"{value:.4g}" if metric == "rmse" else f"{value:.{places + 2}f}"
+        return f"{100 * value:z.{places}f}"
+    return f"{value:.4g}" if metric == "rmse" else f"{value:z.{places + 2}f}"  # z: no -0.000
 
 
 def _labels_above_half(row: FloatArray, names: Sequence[str]) -> tuple[str, ...]:
