@@ -271,7 +271,22 @@ def test_recipes_are_compared_by_the_metric_of_the_kind_on_samples_that_have_eve
     files = [item for split in ("train", "dev", "test") for item in (f"--{split}", folder / f"data/{split}.jsonl")]
     (tmp_path / "run.toml").write_text((folder / "run.toml").read_text("utf-8").replace("= 30\n", "= 4\n"), "utf-8")  # steps
     arms = f"tfidf,{tmp_path / 'run.toml'}"
-    succeed("compare", "--recipes", arms, "--task-type", kind, "--labels", "12,30", "--seeds", "1", *files, "--out", tmp_path / "c")
+    succeed(
+        "compare",
+        "--recipes",
+        arms,
+        "--task-type",
+        kind,
+        "--labels",
+        "12,30",
+        "--seed",
+        "1",
+        "--seed",
+        "1",
+        *files,
+        "--out",
+        tmp_path / "c",
+    )
     table = (tmp_path / "c/table.md").read_text("utf-8")
     header, *rows = [line for line in table.splitlines() if line.startswith("| ")]
     names = "test macro-F1 | test micro-F1 |" if kind == "multi-label" else "test Pearson | test Spearman |"

@@ -154,10 +154,9 @@ def _experiment(command: str, train: str, arms: Any, options: GridOptions, rows:
     from cramlm.experiments.compare import compare as run_experiment
     from cramlm.experiments.grid import Grid, default_folder, read_counts, read_seeds
 
-    seeds = options.seeds if options.seed is None else ",".join(map(str, options.seed)) + ","  # as `read_seeds` reads a list
     grid = Grid(
         arms=arms,
-        seeds=read_seeds(seeds),
+        seeds=read_seeds(options.seeds) if options.seed is None else tuple(dict.fromkeys(options.seed)),
         labels=read_counts(options.labels),
         task={"train": train, "dev": options.dev, "test": options.test, "unlabelled": options.unlabelled, **asdict(rows)},
         corpus=tuple(options.corpus or ()),
