@@ -676,10 +676,10 @@ def _overrides(settings: Mapping[str, Any] | None) -> list[str]:
     """
     if not isinstance(settings, Mapping | None):
         raise UsageError(f'settings is a {type(settings).__name__}; pass a dictionary, like {{"threads": 1}}')
-    values = {}
     for name in _FROM_ARGUMENTS:
         if f"task.{name}" in (settings or {}):
             raise UsageError(f"settings['task.{name}'] would replace what fit(X, y) reads; drop it, and pass texts and labels as X and y")
+    values = {}
     for key, value in (settings or {}).items():
         try:
             values[key] = "none" if value is None else json.dumps(value, default=_plain)

@@ -87,8 +87,7 @@ class NgramTable:
     """
 
     def __init__(self, sizes: range, ngrams: Sequence[str] = ()) -> None:
-        if sizes[-1] > _MOST:
-            raise ValueError(f"n-grams have at most {_MOST} characters; got {sizes[-1]}")
+        assert sizes[-1] <= _MOST, f"n-grams of {sizes[-1]} characters, at most {_MOST}"
         self.sizes, self.ngrams = sizes, list(ngrams)
         self._make_places(len(self.ngrams))
 
