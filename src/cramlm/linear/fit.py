@@ -1,11 +1,12 @@
 """Fit linear models of a task and choose among them on dev: TF-IDF alone (the baseline), or with text vectors beside it (`static`).
 
 Candidates are all combinations of a TF-IDF variant, the weight of text vectors, multinomial or one-vs-rest logistic regression, uniform
-or balanced class weights, C and the strength of logit adjustment; the dev score decides, on ties the earlier in this order. With up to
-`FEW_TEXTS` training texts every candidate is fitted on all of them. With more, every candidate is fitted on a sample of that size, and the
-best `FINALISTS` on all texts, with growing C while the score grows (successive halving). With many labels, `SCREENED` values of C decide
-which combinations try them all, and one finalist remains. The numbers of a regression are put on the least-squares line to those of dev, if
-dev is large enough (calibration.py). The test split is not read.
+or balanced class weights, C and the strength of logit adjustment; the dev score decides, on ties the earlier in this order. If dev is
+small, training texts that are predicted out of fold decide together with it (cross_validation.py). With up to `FEW_TEXTS` training texts
+every candidate is fitted on all of them. With more, every candidate is fitted on a sample of that size, and the best `FINALISTS` on all
+texts, with growing C while the score grows (successive halving). With many labels, `SCREENED` values of C decide which combinations try
+them all, and one finalist remains. The numbers of a regression are put on the least-squares line to those of dev, if dev is large enough
+(calibration.py). The test split is not read.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import numpy.typing as npt
 from cramlm.evaluation.calibration import calibrate_numbers
 from cramlm.evaluation.kinds import KINDS, METRIC_NAMES, DevScorer, distinct_rows, format_metric
 from cramlm.evaluation.logit_adjustment import logit_adjustments
+from cramlm.linear.cross_validation import fold_predictor, held_out_folds
 from cramlm.linear.features import PARTS, VARIANTS, Terms, Tfidf, Variant, Vocabulary, join, normalize
 from cramlm.linear.files import BayesSetting, Setting
 from cramlm.linear.model import LinearModel, beside
@@ -43,6 +45,8 @@ MAX_FIT_PRODUCTS: Final = 100_000_000
 """Texts * texts * labels of a fit in coordinates. Of larger ones, which take seconds each, `SCREENED` values of C are tried at first, and
 one finalist is fitted on all texts."""
 SCREENED: Final = 2
+TAU_WIDTH: Final = 0.15
+"""Standard deviation of the weights of neighbouring values of tau in the average that decides where dev is small (docs/log.md)."""
 MAX_KEPT_VALUES: Final = 50_000_000
 """Of the matrices of a fit: those of more than 200 MB are not kept for several fits at a time."""
 MAX_CHARACTERS: Final[Mapping[Variant, int]] = {
@@ -66,7 +70,7 @@ AnyText = TypeVar("AnyText")
 
 @dataclass(frozen=True, slots=True)
 class Candidate(Generic[AnySetting]):
-    """A fitted model: its setting, the tau that is best on dev, and the dev score with it."""
+    """A fitted model: its setting, the best tau, and the score with it on the texts that decide (`DevCandidates`)."""
 
     variant: Variant
     setting: AnySetting
@@ -79,7 +83,7 @@ class Candidate(Generic[AnySetting]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LinearFit:
-    """The model that is best on dev. predictions: the distinct dev predictions of all candidates (candidates, n, ...).
+    """The chosen model. score: on dev. predictions: the distinct dev predictions of all candidates (candidates, n, ...).
 
     train_texts: the number of training texts that it was fitted on.
     """
@@ -163,7 +167,7 @@ class TaskFeatures:
         vectors = self._word_vectors.between(self._markers)
         return vectors.of_segments(texts, self._markers), vectors.of_segments(dev, self._markers)
 
-    def _kept(self, variant: Variant) -> IntArray:
+    def kept(self, variant: Variant) -> IntArray:
         """Indices of the training texts that are fitted, ascending."""
         kept = _share_of(self._strata, MAX_CHARACTERS[variant] / max(1, sum(map(len, self._train))), self._seed)
         if variant != "marked" or self._word_vectors is None:
@@ -173,11 +177,16 @@ class TaskFeatures:
 
     def rows(self, variant: Variant) -> VariantRows:
         """The matrices under one variant."""
-        kept = self._kept(variant)
+        kept = self.kept(variant)
         parts = [self._part(kind, kept) for kind in PARTS[variant]]
         vectors = self._vectors_under(variant, kept)
         tfidf = Tfidf(variant, tuple(part[0] for part in parts))
         return VariantRows(tfidf, join([part[1] for part in parts]), join([part[2] for part in parts]), vectors, kept)
+
+    def held_out(self, task: Task) -> list[IntArray]:
+        """Indices of the training texts of each fold that decides beside a small dev set; without label texts."""
+        strata = self._strata[: len(task.train)]
+        return held_out_folds(task.train, strata, dev_texts=len(task.dev))
 
     def sample(self, rows: VariantRows, count: int) -> VariantRows:
         """About `count` of the training rows, the same share of every label."""
@@ -250,7 +259,8 @@ def _fit_linear(task: Task, space: SearchSpace, stage: str, vectors: CorpusVecto
         emit(Event("progress", stage, f"{finalist.variant}, {finalist.setting.scheme}", done=total, **progress))
 
     few = len(learned.train) <= FEW_TEXTS
-    search = _Search(task, space, workers)
+    all_kept = few and all(len(features.kept(variant)) == len(learned.train) for variant in variants)
+    search = _Search(task, space, workers, features.held_out(task) if all_kept else [])
     rows: dict[Variant, VariantRows] = {}
     searched: dict[Variant, VariantRows] = {}
     products = min(len(learned.train), FEW_TEXTS) ** 2 * len(task.labels)
@@ -272,7 +282,7 @@ def _fit_linear(task: Task, space: SearchSpace, stage: str, vectors: CorpusVecto
         search.collect()
     if not few:
         finalists = search.best_schemes(FINALISTS if screened == grid else 1, rows)
-        search = _Search(task, space, workers)
+        search = _Search(task, space, workers, held_out=[])
         for finalist in finalists:
             emit_finalist(finalist)
             search.start_growing(rows[finalist.variant], finalist.setting, [c for c in grid if c >= finalist.setting.c])
@@ -285,7 +295,7 @@ def _fit_linear(task: Task, space: SearchSpace, stage: str, vectors: CorpusVecto
     model = LinearModel(task.kind, task.labels, tfidf, used, coefficients, best.setting, dev.adjustment(best), best.tau)
     emit(Event("done", stage, dev.message(best), done=total, data={"score": best.score}, **progress))
     texts, seconds = int((rows_of_best.kept < len(task.train)).sum()), time.perf_counter() - began  # without those of label names
-    return LinearFit(model, space.metric, best.score, tuple(dev.tried), dev.distinct_predictions(), texts, seconds)
+    return LinearFit(model, space.metric, dev.dev_score, tuple(dev.tried), dev.distinct_predictions(), texts, seconds)
 
 
 def in_coordinates(setting: Setting, texts: int, outputs: int) -> bool:
@@ -295,36 +305,45 @@ def in_coordinates(setting: Setting, texts: int, outputs: int) -> bool:
 
 
 class ScoredPredictions(NamedTuple):
-    """predictions: of the dev texts, (taus, n, ...). scores: (taus,)."""
+    """predictions: of the dev and held-out texts, (taus, n, ...). scores: (taus,), with held-out texts averaged over neighbouring taus."""
 
     predictions: npt.NDArray[Any]
     scores: npt.NDArray[np.float64]
 
 
 class DevCandidates(Generic[AnySetting]):
-    """Dev scores and predictions of the models of one search, each with the tau that suits it."""
+    """Dev scores and predictions of the models of one search, each with the tau that suits it.
 
-    def __init__(self, task: Task, metric: str) -> None:
-        self._adjustments, self._scorer, self._metric = logit_adjustments(task), DevScorer.of(task, metric), metric
+    held_out: training texts that are predicted out of fold and scored together with the dev texts, after them. best: the candidate with the
+    highest score on both, dev_score: its score on dev.
+    """
+
+    def __init__(self, task: Task, metric: str, held_out: Sequence[Example] = ()) -> None:
+        self._scorer = DevScorer.of(replace(task, dev=(*task.dev, *held_out)), metric)
+        self._adjustments, self._metric, self._dev, self._held_out = logit_adjustments(task), metric, len(task.dev), len(held_out)
+        self._neighbours = _neighbours(tuple(self._adjustments)) if held_out else np.eye(len(self._adjustments))
         self._has_prior = KINDS[task.kind].has_prior
         self._predictions: list[npt.NDArray[Any]] = []
+        self._dev_scorer = DevScorer.of(task, metric)
         self.tried: list[Candidate[AnySetting]] = []
         self.best: Candidate[AnySetting]
+        self.dev_score: float
 
     def scored(self, logits: FloatArray) -> ScoredPredictions:
-        """The predictions and scores of a model's logits of the dev texts, (n, labels), with every tau."""
+        """The predictions and scores of a model's logits of the dev and held-out texts, (n, labels), with every tau."""
         predictions = np.stack([self._scorer.predictions(logits + adjustment) for adjustment in self._adjustments.values()])
-        return ScoredPredictions(predictions, self._scorer.scores(predictions))
+        return ScoredPredictions(predictions, self._neighbours @ self._scorer.scores(predictions))
 
     def add(self, variant: Variant, setting: AnySetting, scored: ScoredPredictions) -> Candidate[AnySetting]:
-        """Add a model with its predictions of the dev texts; `best` becomes the model if it is better than all before."""
+        """Add a model with its predictions; `best` becomes the model if it is better than all before."""
         predictions, scores = scored
         index = int(np.argmax(scores))
         candidate = Candidate(variant, setting, tuple(self._adjustments)[index], float(scores[index]))
         if not self.tried or candidate.score > self.best.score:
             self.best = candidate
+            self.dev_score = float(self._dev_scorer.scores(predictions[index : index + 1, : self._dev])[0])
         self.tried.append(candidate)
-        self._predictions.append(distinct_rows(predictions))
+        self._predictions.append(distinct_rows(predictions[:, : self._dev]))
         return candidate
 
     def adjustment(self, candidate: Candidate[AnySetting]) -> FloatArray:
@@ -339,12 +358,13 @@ class DevCandidates(Generic[AnySetting]):
         """What users read about the chosen candidate."""
         adjusted = f", logit adjustment tau = {candidate.tau:g}" if self._has_prior else ""
         score = f"{METRIC_NAMES[self._metric]} {format_metric(self._metric, candidate.score)}"
-        return f"best on dev: {candidate.variant}, {candidate.setting}{adjusted}: {score}"
+        held_out = f" and {self._held_out:,} training texts out of fold" if self._held_out else ""
+        return f"best on dev{held_out}: {candidate.variant}, {candidate.setting}{adjusted}: {score}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Fitted:
-    """A fitted model, and what it predicts for the dev texts."""
+    """A fitted model, and what it and the models without a fold predict."""
 
     setting: Setting
     coefficients: Coefficients
@@ -368,13 +388,17 @@ class _Search:
     number of threads changes nothing.
     """
 
-    def __init__(self, task: Task, space: SearchSpace, workers: Workers) -> None:
+    def __init__(self, task: Task, space: SearchSpace, workers: Workers, held_out: Sequence[IntArray]) -> None:
+        """held_out: indices of the training texts of each fold that is predicted beside dev, all of which must be fitted."""
+        self._held_out = held_out
         self._solver, self._outputs, self._seed = SOLVERS[task.kind], len(task.labels), space.seed
         self._targets = self._solver.targets(task.with_label_texts)
         self._dev_numbers = DevScorer.of(task, space.metric).truth if task.kind == "regression" else None
         self._spans: Spans | None = None
         self._workers, self._started = workers, list[_Started]()
-        self.dev: DevCandidates[Setting] = DevCandidates(task, space.metric)
+        self.dev: DevCandidates[Setting] = DevCandidates(
+            task, space.metric, [task.train[row] for fold in held_out for row in fold.tolist()]
+        )
         self.best: tuple[VariantRows, Coefficients]
 
     def best_schemes(self, count: int, rows: Mapping[Variant, VariantRows]) -> list[Candidate[Setting]]:
@@ -455,16 +479,17 @@ class _Search:
         """
         train, dev = matrices
         fitter, models, last = self._fitter(train, rows, setting), list[_Fitted](), -math.inf
+        predictors = [self._fold_predictor(train, fold, setting) for fold in self._held_out]
         for c in grid:
             self._workers.go_on()
             coefficients = fitter(c)
-            scores = coefficients.scores(dev)
+            scores, held_out = coefficients.scores(dev), [predict(c) for predict in predictors]
             if self._dev_numbers is not None:  # a strong regularization suits correlations, and draws all numbers to their mean
                 line = calibrate_numbers(scores, self._dev_numbers)
                 scale = np.float32(line.scale)
                 coefficients = Coefficients(coefficients.weights * scale, coefficients.bias * scale + line.shift)
-                scores = scores * scale + line.shift
-            scored = self.dev.scored(self._solver.logits(setting.scheme, scores))
+                scores, held_out = scores * scale + line.shift, [each * scale + line.shift for each in held_out]
+            scored = self.dev.scored(np.concatenate([self._solver.logits(setting.scheme, scores), *held_out]))
             models.append(_Fitted(replace(setting, c=c), coefficients, scored))
             score = float(scored.scores.max())
             if growing and self._stops(score, last):
@@ -479,6 +504,11 @@ class _Search:
 
     def _fitter(self, train: Any, rows: VariantRows, setting: Setting) -> Fitter:
         return self._solver.fitter(train, self._targets[rows.kept], setting, outputs=self._outputs, seed=self._seed)
+
+    def _fold_predictor(self, train: Any, fold: IntArray, setting: Setting) -> Callable[[float], FloatArray]:
+        inside = np.zeros(len(self._targets), dtype=np.bool_)
+        inside[fold] = True
+        return fold_predictor(self._solver, train, self._targets, inside, setting, outputs=self._outputs, seed=self._seed)
 
     def _add(self, started: _Started, fitted: _Fitted) -> float:
         rows, coordinates, setting = started.rows, started.coordinates, fitted.setting
@@ -537,6 +567,13 @@ class Spans:
             of_vectors *= np.float32(vector_weight) ** 2
             of_vectors += of_terms
         return result
+
+
+def _neighbours(taus: Sequence[float]) -> npt.NDArray[np.float64]:
+    """Weights of an average over neighbouring values of tau, (taus, taus)."""
+    weights = np.exp(-0.5 * np.square(np.subtract.outer(taus, taus) / TAU_WIDTH))
+    result: npt.NDArray[np.float64] = weights / weights.sum(axis=1, keepdims=True)
+    return result
 
 
 def _middle(grid: Sequence[float], count: int) -> list[float]:

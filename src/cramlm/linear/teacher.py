@@ -18,11 +18,11 @@ from itertools import pairwise
 from typing import Any, Final, assert_never
 
 import numpy as np
-import numpy.typing as npt
 
 from cramlm.evaluation.calibration import calibrate, calibrate_labels, calibrate_numbers
 from cramlm.evaluation.combination import Combination, combine_on_dev
 from cramlm.evaluation.kinds import KINDS
+from cramlm.linear.cross_validation import FOLDS, fold_predictor, folds
 from cramlm.linear.files import Setting
 from cramlm.linear.fit import FEW_TEXTS, in_coordinates
 from cramlm.linear.model import LinearModel
@@ -30,13 +30,11 @@ from cramlm.linear.solvers import SOLVERS, Coordinates, inner_products, on_one_b
 from cramlm.linear.workers import LastProgress, Workers, worthwhile_threads
 from cramlm.records import BoolArray, Emit, Event, FloatArray, IntArray, Scale, Task, TaskKind, silent
 
-FOLDS: Final = 5
 TRAINING_TEXTS_FILE: Final = "task.npy"
 """In the folder of a run's teacher: `out_of_fold_labels`."""
 ALIGNMENT_PRIOR: Final = 100
 """Weight, in passages, of the gold labels' frequencies in the mean prediction that is aligned with them."""
 _BLOCK: Final = 2_000_000  # characters of texts that are predicted at a time: their matrices have some 30 MB
-_FOLD_STREAM: Final = 0x666F  # separates these folds from other random choices with the same seed
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -137,46 +135,14 @@ def _out_of_fold(model: LinearModel, task: Task, *, seed: int, threads: int, emi
         predictable = solver.predictable(targets[~inside], targets[inside], outputs=len(task.labels))
         if not predictable.any():
             return
-        fitter = solver.fitter(rows[~inside], targets[~inside], setting, outputs=len(task.labels), seed=seed)
-        logits = solver.logits(setting.scheme, fitter(setting.c).scores(rows[inside])) + model.adjustment
-        if setting.class_weights == "uniform":
-            odds = [solver.prior_odds(each, outputs=len(task.labels)) for each in (targets, targets[~inside])]
-            logits = logits + _prior_correction(*odds)
-        held_out[inside] = np.where(predictable, outputs(logits), np.nan)
+        predict = fold_predictor(solver, rows, targets, inside, setting, outputs=len(task.labels), seed=seed)
+        held_out[inside] = np.where(predictable, outputs(predict(setting.c) + model.adjustment), np.nan)
 
     with Workers(worthwhile_threads(threads, texts=len(texts), labels=len(task.labels)), waiting=emit.repeat) as workers:
         for done, wait in enumerate([workers.start(functools.partial(predict_fold, number)) for number in range(FOLDS)]):
             emit(Event("progress", "teacher", "training texts", done=done, total=FOLDS, unit="folds"))
             wait()
     return held_out[:count]
-
-
-def _prior_correction(whole: npt.NDArray[np.float64], outside: npt.NDArray[np.float64]) -> FloatArray:
-    """Logits, (labels,), that replace the prior odds of the texts outside a fold by those of all training texts.
-
-    Removing a fold makes the labels that are frequent in it rarer among the other texts. The intercepts follow these frequencies, which
-    lowers the probability of each text's own label; with strong regularization this effect is larger than that of the words.
-    """
-    ratio = np.divide(whole, outside, out=np.ones(len(whole)), where=(whole > 0) & (outside > 0))
-    correction: FloatArray = np.log(ratio).astype(np.float32)
-    return correction
-
-
-def folds(texts: Sequence[str], strata: IntArray, seed: int) -> IntArray:
-    """Return a random fold for every text; every fold has its share of every stratum.
-
-    Texts with equal letters and digits (one sentence in which other entities are marked) are in the same fold, because one would reveal
-    the label of the other.
-    """
-    numbers: dict[str, int] = {}
-    groups = [numbers.setdefault("".join(filter(str.isalnum, text.casefold())), len(numbers)) for text in texts]
-    stratum_of = np.zeros(len(numbers), dtype=np.int64)
-    stratum_of[groups] = strata
-    order = np.random.Generator(np.random.Philox(key=[seed, _FOLD_STREAM])).permutation(len(numbers))
-    order = order[np.argsort(stratum_of[order], kind="stable")]
-    fold = np.empty(len(numbers), dtype=np.int64)
-    fold[order] = np.arange(len(numbers)) % FOLDS
-    return fold[groups]
 
 
 def label_counts(task: Task) -> IntArray:

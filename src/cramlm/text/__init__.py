@@ -18,6 +18,6 @@ Other definitions, with the same character classes and blocks:
     segments between markers (markers.py)   NFC and lower case, runs between white space, clusters (`split_runs`)
 
 Keys for equal texts are not based on words, because markup and punctuation count: `duplicate_key` (NFC, white space collapsed),
-`data.task.text_key` (lower case, white space collapsed); `linear.teacher.folds` separates texts by letters and digits.
+`data.task.text_key` (lower case, white space collapsed); `linear.cross_validation.folds` separates texts by letters and digits.
 `retrieval` estimates the tokens of a passage from its characters. Rules about tokens are in model/ and training/.
 """

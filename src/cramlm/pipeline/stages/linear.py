@@ -20,6 +20,7 @@ from cramlm.evaluation.prediction import sequences_of
 from cramlm.linear.bayes import bayes_reads_seed, fit_bayes
 from cramlm.linear.cooccurrence import count_tokens, token_embeddings
 from cramlm.linear.corpus_vectors import build_word_vectors
+from cramlm.linear.cross_validation import ENOUGH_TEXTS
 from cramlm.linear.fit import FEW_TEXTS, LinearFit, SearchSpace, fit_linear, fit_reads_seed
 from cramlm.linear.model import FORMAT, LinearModel
 from cramlm.linear.self_training import reads_unlabelled, self_trained, self_training_reads_seed
@@ -99,7 +100,7 @@ def fit_baseline(run: RunContext) -> Artifact:
             fit_linear(_words_of(run), search_space(run.config), stage="baseline", threads=run.threads, emit=run.emit), target, run.config
         )
 
-    stage = Stage("baseline", _VERSION, _search_settings(run.config), {"task": _task(run.task)}, write, unused=_unused(run.task))
+    stage = Stage("baseline", _VERSION, _search_settings(run.config, run.task), {"task": _task(run.task)}, write, unused=_unused(run.task))
     return run.build(stage)
 
 
@@ -154,7 +155,7 @@ def fit_static(run: RunContext, words: Artifact, baseline: Artifact | None, baye
         labelling = {name: model_fingerprint(model) for name, model in others.items()}
         inputs["self_training"] = {"unlabelled": task_fingerprint(run.task)["unlabelled"], "labelled_by": labelling}
     unused = () if self_training_reads_seed(run.task) else _unused(run.task)
-    return run.build(Stage("static", _VERSION, _search_settings(run.config), inputs, write, unused=unused))
+    return run.build(Stage("static", _VERSION, _search_settings(run.config, run.task), inputs, write, unused=unused))
 
 
 def _unused(task: Task) -> tuple[str, ...]:
@@ -165,9 +166,10 @@ def _settings(config: RunConfig) -> dict[str, Any]:
     return {"format": FORMAT, "seed": config.seed, "metric": config.metric, **config.word_settings}
 
 
-def _search_settings(config: RunConfig) -> dict[str, Any]:
+def _search_settings(config: RunConfig, task: Task) -> dict[str, Any]:
     numbers = {"numbers": f"on the line of {FEWEST_NUMBERS} texts of dev"} if config.task.kind == "regression" else {}
-    return {"config": config.baseline.model_dump(mode="json"), **_settings(config), **numbers}
+    folds = {"decides": f"dev and folds, {ENOUGH_TEXTS} texts, taus averaged"} if len(task.dev) < ENOUGH_TEXTS else {}
+    return {"config": config.baseline.model_dump(mode="json"), **_settings(config), **numbers, **folds}
 
 
 def model_fingerprint(model: Artifact) -> str:

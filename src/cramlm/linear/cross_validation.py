@@ -1,0 +1,78 @@
+"""Cross-validation of linear models: folds of the training texts, and the predictions for a fold by a model fitted without it.
+
+Settings are chosen on dev. A small dev set decides between hundreds of them by chance, so training texts that are predicted out of fold
+decide together with it (docs/log.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from cramlm.linear.files import Setting
+from cramlm.linear.solvers import Solver
+from cramlm.records import BoolArray, Example, FloatArray, IntArray
+
+FOLDS: Final = 5
+ENOUGH_TEXTS: Final = 500
+"""That decide: with fewer dev texts, as many folds of training texts as are needed are predicted, too."""
+_FOLD_STREAM: Final = 0x666F  # separates these folds from other random choices with the same seed
+
+
+def folds(texts: Sequence[str], strata: IntArray, seed: int) -> IntArray:
+    """Return a random fold for every text; every fold has its share of every stratum.
+
+    Texts with equal letters and digits (one sentence in which other entities are marked) are in the same fold, because one would reveal
+    the label of the other.
+    """
+    numbers: dict[str, int] = {}
+    groups = [numbers.setdefault("".join(filter(str.isalnum, text.casefold())), len(numbers)) for text in texts]
+    stratum_of = np.zeros(len(numbers), dtype=np.int64)
+    stratum_of[groups] = strata
+    order = np.random.Generator(np.random.Philox(key=[seed, _FOLD_STREAM])).permutation(len(numbers))
+    order = order[np.argsort(stratum_of[order], kind="stable")]
+    fold = np.empty(len(numbers), dtype=np.int64)
+    fold[order] = np.arange(len(numbers)) % FOLDS
+    return fold[groups]
+
+
+def held_out_folds(train: Sequence[Example], strata: IntArray, *, dev_texts: int) -> list[IntArray]:
+    """Indices of the training texts of each fold that is predicted beside dev; none if dev has `ENOUGH_TEXTS`.
+
+    The folds are the same with every seed of a run, so that runs of several seeds share their linear models.
+    """
+    wanted = ENOUGH_TEXTS - dev_texts
+    if wanted <= 0 or len(train) < FOLDS:
+        return []
+    fold = folds([example.divided_text for example in train], strata, seed=0)
+    needed = min(FOLDS, -(-wanted * FOLDS // len(train)))
+    each = [np.flatnonzero(fold == number) for number in range(needed)]
+    return [rows for rows in each if 0 < len(rows) < len(train)]  # equal texts share a fold, which may be all of them
+
+
+def fold_predictor(
+    solver: Solver, rows: Any, targets: Any, inside: BoolArray, setting: Setting, *, outputs: int, seed: int
+) -> Callable[[float], FloatArray]:
+    """Return a function from C to the logits, (fold, outputs), of the rows `inside` a fold by a model that was fitted on the other rows.
+
+    rows: a matrix (n, features), dense or CSR. targets: of all rows. inside: (n,). setting: its C is not read.
+    """
+    fitter = solver.fitter(rows[~inside], targets[~inside], setting, outputs=outputs, seed=seed)
+    correction = np.zeros(outputs, dtype=np.float32)
+    if setting.class_weights == "uniform":
+        correction = _prior_correction(*(solver.prior_odds(each, outputs=outputs) for each in (targets, targets[~inside])))
+    return lambda c: solver.logits(setting.scheme, fitter(c).scores(rows[inside])) + correction
+
+
+def _prior_correction(whole: npt.NDArray[np.float64], outside: npt.NDArray[np.float64]) -> FloatArray:
+    """Logits, (labels,), that replace the prior odds of the texts outside a fold by those of all training texts.
+
+    Removing a fold makes the labels that are frequent in it rarer among the other texts. The intercepts follow these frequencies, which
+    lowers the probability of each text's own label; with strong regularization this effect is larger than that of the words.
+    """
+    ratio = np.divide(whole, outside, out=np.ones(len(whole)), where=(whole > 0) & (outside > 0))
+    correction: FloatArray = np.log(ratio).astype(np.float32)
+    return correction
