@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from scipy.special import expit, softmax
 
 from cramlm.data.labels import format_labels
 from cramlm.evaluation.calibration import Calibration, calibrate_labels, calibrate_numbers
-from cramlm.evaluation.combination import Combination, calibrate, calibrate_on_dev, combine_on_dev
+from cramlm.evaluation.combination import SHRINKAGE, Combination, HeldOut, calibrate, calibrate_on_dev, combine_on_dev
 from cramlm.evaluation.kinds import main_metric
 from cramlm.records import FloatArray, Task
 
@@ -147,6 +148,52 @@ def test_a_model_far_above_the_lowest_dev_loss_is_left_out() -> None:
     combined = combine_on_dev(TASK, wrong, metric="macro_f1").combination
     assert np.isfinite(combined.logits(wrong)).all()
     assert set(combined.models) == {"tfidf", "static"}
+
+
+FEW = 10
+DEV_AND_TRAIN = replace(TASK, dev=TASK.dev[:FEW], train=TASK.dev[FEW:])
+OUT_OF_FOLD = np.arange(len(TRUTH) - FEW)
+
+
+def test_training_texts_out_of_fold_decide_the_weights_of_linear_models_where_dev_is_small() -> None:
+    lucky = np.concatenate([model(4.0, seed=1)[:FEW], model(0.5, seed=1)[FEW:]])  # good on dev, by chance
+    models = {"static": model(2.0, seed=2), "bayes": lucky, "tlm": model(2.0, seed=3)}
+    held_out = {name: HeldOut(OUT_OF_FOLD, models[name][FEW:]) for name in ("static", "bayes")}
+    on_dev = {name: values[:FEW] for name, values in models.items()}
+    alone = combine_on_dev(DEV_AND_TRAIN, on_dev, metric="macro_f1").combination
+    fit = combine_on_dev(DEV_AND_TRAIN, on_dev, metric="macro_f1", held_out=held_out)
+    assert alone.weights["bayes"] > 0.4
+    assert fit.combination.weights.get("bayes", 0.0) < 0.05 < fit.combination.weights["tlm"]
+    assert fit.adjustment.predictions.shape == (1, FEW), "the verdict reads dev predictions"
+    on_both = combine_on_dev(TASK, {name: models[name] for name in held_out}, metric="macro_f1").losses
+    assert {name: fit.losses[name] for name in held_out} == pytest.approx(on_both, abs=0.01), "as if those texts were of dev"
+
+
+def test_the_dev_loss_of_a_model_without_predictions_out_of_fold_counts_by_the_number_of_dev_texts() -> None:
+    models = {"static": model(2.0, seed=2), "tlm": model(2.0, seed=3)}
+    held_out = {"static": HeldOut(OUT_OF_FOLD, models["static"][FEW:])}
+    on_dev = {name: values[:FEW] for name, values in models.items()}
+    fit = combine_on_dev(DEV_AND_TRAIN, on_dev, metric="macro_f1", held_out=held_out)
+    truth = TRUTH[:FEW]
+    losses = [-fit.combination.models[name].log_probabilities(on_dev[name])[np.arange(FEW), truth].mean() for name in ("tlm", "static")]
+    share = FEW / (FEW + SHRINKAGE)
+    assert fit.losses["tlm"] - fit.losses["static"] == pytest.approx(share * (losses[0] - losses[1]), abs=1e-6)
+
+
+@pytest.mark.parametrize(("task", "make"), [(TASK, model), (TASK_OF_SETS, tagger), (TASK_OF_NUMBERS, scorer)])
+def test_models_of_every_kind_of_task_are_combined_with_predictions_out_of_fold(task: Task, make: Any) -> None:
+    models = {name: make(1.0, seed=seed) for seed, name in enumerate(("static", "bayes", "tlm"))}
+    some = replace(task, dev=task.dev[:FEW], train=task.dev[FEW:])
+    held_out = {
+        "static": HeldOut(OUT_OF_FOLD, models["static"][FEW:]),
+        "bayes": HeldOut(OUT_OF_FOLD[:0], models["bayes"][:0]),
+    }
+    on_dev = {name: values[:FEW] for name, values in models.items()}
+    combined = combine_on_dev(some, on_dev, metric=main_metric(task.kind), held_out=held_out).combination
+    assert np.isfinite(combined.logits(models)).all()
+    weights = list(combined.weights.values())
+    assert len(weights) == 3
+    assert max(weights) < 4 * min(weights), "equally good models have similar weights"
 
 
 def test_dev_labels_that_training_does_not_have_do_not_count_for_the_calibration() -> None:

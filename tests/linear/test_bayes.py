@@ -11,6 +11,7 @@ from sklearn.naive_bayes import MultinomialNB
 
 from cramlm.linear import bayes
 from cramlm.linear.bayes import fit_bayes
+from cramlm.linear.cross_validation import FOLDS
 from cramlm.linear.features import TextMatrices
 from cramlm.linear.files import BayesSetting
 from cramlm.linear.model import LinearModel
@@ -50,6 +51,21 @@ def test_without_passages_the_probabilities_are_those_of_scikit_learn() -> None:
     labels = [str(example.label) for example in task.train]
     expected = MultinomialNB(alpha=0.01 / 30).fit(rows, labels).predict_log_proba(model.setting.scale * rows)
     np.testing.assert_allclose(model.logits([example.text for example in task.train]) - model.adjustment, expected, atol=1e-4)
+
+
+def test_texts_out_of_fold_are_predicted_by_the_model_of_the_other_texts() -> None:
+    task = task_of(10, words=6)
+    fitted = fit_bayes(task, [], metric="macro_f1", seed=1)
+    held_out, setting = fitted.held_out, fitted.model.setting
+    assert isinstance(setting, BayesSetting)
+    assert sorted(held_out.rows.tolist()) == list(range(20))
+    first = held_out.rows[: len(held_out.rows) // FOLDS]
+    rows = fitted.model.tfidf.transform(TextMatrices([example.text for example in task.train]))
+    labels = np.array([str(example.label) for example in task.train])
+    other = np.setdiff1d(np.arange(20), first)
+    expected = MultinomialNB(alpha=0.01 / 30).fit(rows[other], labels[other]).predict_log_proba(setting.scale * rows[first])
+    found = np.log(held_out.outputs[: len(first)]) - fitted.model.adjustment
+    np.testing.assert_allclose(found[:, 0] - found[:, 1], expected[:, 0] - expected[:, 1], atol=1e-3)
 
 
 def test_passages_teach_words_that_no_labelled_text_has() -> None:

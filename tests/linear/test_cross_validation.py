@@ -11,7 +11,7 @@ from sklearn.linear_model import LogisticRegression
 
 from cramlm.evaluation.kinds import KINDS
 from cramlm.linear import cross_validation
-from cramlm.linear.cross_validation import ENOUGH_TEXTS, FOLDS, fold_predictor, held_out_folds
+from cramlm.linear.cross_validation import DECIDING_TEXTS, FOLDS, SMALL_DEV, fold_predictor, held_out_folds
 from cramlm.linear.files import Setting
 from cramlm.linear.fit import SearchSpace, fit_linear
 from cramlm.linear.solvers import SOLVERS
@@ -33,8 +33,8 @@ def test_a_fold_is_predicted_by_the_regression_of_the_other_rows_with_the_label_
         np.testing.assert_allclose(logits, expected, atol=1e-2)
 
 
-@pytest.mark.parametrize(("dev_texts", "expected"), [(0, 100), (ENOUGH_TEXTS - 30, 40), (ENOUGH_TEXTS, 0)])
-def test_as_many_folds_decide_as_a_small_dev_set_lacks(dev_texts: int, expected: int) -> None:
+@pytest.mark.parametrize(("dev_texts", "expected"), [(0, 100), (SMALL_DEV - 1, 100), (SMALL_DEV, 0)])
+def test_all_folds_of_few_texts_decide_beside_a_small_dev_set(dev_texts: int, expected: int) -> None:
     task = topic_task(sea=60, hill=40)
     strata = SOLVERS["classification"].targets(task)
     chosen = held_out_folds(task.train, strata, dev_texts=dev_texts)
@@ -43,6 +43,13 @@ def test_as_many_folds_decide_as_a_small_dev_set_lacks(dev_texts: int, expected:
     assert all(np.bincount(strata[fold]).tolist() == [8, 12] for fold in chosen), "each has its share of every label"
     assert not held_out_folds(task.train[: FOLDS - 1], strata, dev_texts=0)
     assert not held_out_folds(task.train[:1] * 10, strata[:10], dev_texts=0), "equal texts share a fold, and nothing is left to fit"
+
+
+def test_of_many_training_texts_as_many_folds_are_predicted_as_are_needed() -> None:
+    task = topic_task(sea=600, hill=400)
+    chosen = held_out_folds(task.train, SOLVERS["classification"].targets(task), dev_texts=150)
+    assert [len(fold) for fold in chosen] == [200, 200]
+    assert sum(map(len, chosen)) >= DECIDING_TEXTS - 150
 
 
 def test_two_wrong_dev_labels_do_not_decide_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,5 +65,5 @@ def test_two_wrong_dev_labels_do_not_decide_alone(monkeypatch: pytest.MonkeyPatc
         return float(KINDS[task.kind].score([str(row.label) for row in task.test], predicted, task.labels).metrics["macro_f1"])
 
     assert test_score() > 0.85
-    monkeypatch.setattr(cross_validation, "ENOUGH_TEXTS", 0)
+    monkeypatch.setattr(cross_validation, "SMALL_DEV", 0)
     assert test_score() < 0.6, "dev alone prefers a model that is wrong"

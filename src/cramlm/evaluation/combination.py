@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -19,7 +19,7 @@ import numpy as np
 from cramlm.evaluation.calibration import Calibration, calibrate, calibrate_labels, calibrate_numbers, finite_vector
 from cramlm.evaluation.kinds import KINDS, DevScorer
 from cramlm.evaluation.logit_adjustment import Adjustment, choose_adjustment
-from cramlm.records import FloatArray, Task, TaskKind
+from cramlm.records import FloatArray, IntArray, Task, TaskKind
 
 ENCODER: Final = "encoder"
 """The name of the run's encoder in a combination; linear models have their own names."""
@@ -27,6 +27,7 @@ COMBINATION_FILE: Final = "combination.json"
 FORMAT: Final = 3
 LOSS_SCALE: Final = 0.1
 """The weight of a model is proportional to exp(-loss / LOSS_SCALE), its calibrated dev loss in nats (docs/log.md)."""
+SHRINKAGE: Final = 50  # texts, see `_calibrated`
 LARGEST_GAP: Final = 0.3
 """A model whose calibrated dev loss exceeds the lowest by more nats, of weight below 0.05, is left out."""
 
@@ -83,6 +84,14 @@ class Combination:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class HeldOut:
+    """What a model predicts out of fold. rows: indices of training texts, int64 (h,). outputs: probabilities or numbers, (h, labels)."""
+
+    rows: IntArray
+    outputs: FloatArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class CombinationFit:
     """losses: the calibrated dev loss of every model. adjustment: of the average, with the dev predictions of every tau."""
 
@@ -91,18 +100,82 @@ class CombinationFit:
     adjustment: Adjustment
 
 
-def combine_on_dev(task: Task, outputs: Mapping[str, FloatArray], *, metric: str) -> CombinationFit:
+def combine_on_dev(
+    task: Task, outputs: Mapping[str, FloatArray], *, metric: str, held_out: Mapping[str, HeldOut] | None = None
+) -> CombinationFit:
     """Calibrate models on the dev texts and combine them.
 
-    outputs: of each model for `task.dev`, (n, labels), after its logit adjustment. metric: the dev score that chooses tau.
+    outputs: of each model for `task.dev`, (n, labels), after its logit adjustment. metric: the dev score that chooses tau. held_out: where
+    dev is small, of the linear models for the same training texts. They are calibrated on both; tau is chosen on both, with the linear
+    models alone for the training texts.
     """
-    calibrations = {name: calibrate_on_dev(task, values, metric=metric) for name, values in outputs.items()}
-    lowest = min(each.loss for each in calibrations.values())
-    kept = {name: each for name, each in calibrations.items() if each.loss <= lowest + LARGEST_GAP}
-    unadjusted = Combination(task.kind, task.labels, kept, np.zeros(len(task.labels), dtype=np.float32), 0.0)
-    adjustment = choose_adjustment(unadjusted.logits(outputs), task, metric=metric)
+    known = _of_same_rows({name: each for name, each in (held_out or {}).items() if name in outputs})
+    if not known:
+        calibrations = {name: calibrate_on_dev(task, values, metric=metric) for name, values in outputs.items()}
+        kept = _kept(calibrations)
+        unadjusted = Combination(task.kind, task.labels, kept, np.zeros(len(task.labels), dtype=np.float32), 0.0)
+        adjustment = choose_adjustment(unadjusted.logits(outputs), task, metric=metric)
+    else:
+        more = next(iter(known.values())).rows.tolist()
+        whole = replace(task, dev=(*task.dev, *(task.train[row] for row in more)))
+        calibrations = _calibrated(task, whole, outputs, known, metric)
+        kept = _kept(calibrations)
+        unadjusted = Combination(task.kind, task.labels, kept, np.zeros(len(task.labels), dtype=np.float32), 0.0)
+        on_dev, linear = unadjusted.logits(outputs), {name: each for name, each in kept.items() if name in known}
+        adjustment = choose_adjustment(on_dev, task, metric=metric, averaged=True)
+        if linear:
+            of_linear = replace(unadjusted, models=linear).logits({name: known[name].outputs for name in linear})
+            chosen = choose_adjustment(np.concatenate([on_dev, of_linear]), whole, metric=metric, averaged=True)
+            adjustment = choose_adjustment(on_dev, task, metric=metric, taus=(chosen.tau,))
     combination = Combination(task.kind, task.labels, kept, adjustment.values, adjustment.tau)
     return CombinationFit(combination, {name: each.loss for name, each in calibrations.items()}, adjustment)
+
+
+def _of_same_rows(held_out: Mapping[str, HeldOut]) -> dict[str, HeldOut]:
+    """The models that predict most training texts out of fold; none if there are no such texts."""
+    rows: list[int] = max((each.rows.tolist() for each in held_out.values()), key=len, default=[])
+    return {name: each for name, each in held_out.items() if rows and each.rows.tolist() == rows}
+
+
+def _kept(calibrations: Mapping[str, Calibration]) -> dict[str, Calibration]:
+    """Those whose loss is not far above the lowest."""
+    lowest = min(each.loss for each in calibrations.values())
+    return {name: each for name, each in calibrations.items() if each.loss <= lowest + LARGEST_GAP}
+
+
+def _calibrated(
+    task: Task, whole: Task, outputs: Mapping[str, FloatArray], held_out: Mapping[str, HeldOut], metric: str
+) -> dict[str, Calibration]:
+    """Calibrate models on dev and the training texts that they predict out of fold. whole: the task with both as dev.
+
+    The loss of a model without such predictions is that of the best other model plus a share of their difference on dev, which is mostly
+    chance on few texts: `SHRINKAGE` texts count as many without a difference.
+    """
+    both = {name: np.concatenate([outputs[name], each.outputs]) for name, each in held_out.items()}
+    calibrations = {name: calibrate_on_dev(whole, values, metric=metric) for name, values in both.items()}
+    best = min(calibrations, key=lambda name: calibrations[name].loss)
+    reference = _dev_loss(calibrations[best], outputs[best], task, metric)
+    share = len(task.dev) / (len(task.dev) + SHRINKAGE)
+    for name in outputs.keys() - held_out.keys():
+        alone = calibrate_on_dev(task, outputs[name], metric=metric)
+        difference = _dev_loss(alone, outputs[name], task, metric) - reference
+        calibrations[name] = replace(alone, loss=calibrations[best].loss + share * difference)
+    return {name: calibrations[name] for name in outputs}
+
+
+def _dev_loss(calibration: Calibration, outputs: FloatArray, task: Task, metric: str) -> float:
+    """The loss of calibrated outputs (n, labels) on dev, in the unit of `Calibration.loss`."""
+    truth, logits = DevScorer.of(task, metric).truth, calibration.logits(outputs, task.kind)
+    match task.kind:
+        case "classification":
+            known = np.flatnonzero(truth < logits.shape[1])
+            return float(-logits[known, truth[known]].mean()) if len(known) else 0.0
+        case "multi-label":
+            targets = truth[:, : logits.shape[1]]
+            return float((np.logaddexp(0, logits) - targets * logits).sum()) / max(1, int(targets.sum()))
+        case "regression":
+            error = float(np.square(truth - logits[:, 0]).mean())
+            return 0.5 * math.log(error) if error > 0 else 0.0
 
 
 def calibrate_on_dev(task: Task, outputs: FloatArray, *, metric: str) -> Calibration:

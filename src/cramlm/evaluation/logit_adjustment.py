@@ -24,11 +24,13 @@ from cramlm.records import FloatArray, Task
 
 TAUS: Final = tuple(tenth / 10 for tenth in range(11))
 """Values of tau that are tried; 0 leaves the logits unchanged."""
+TAU_WIDTH: Final = 0.15
+"""Standard deviation of the weights of neighbouring values of tau in the average that decides where few texts do (docs/log.md)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Adjustment:
-    """The tau with the highest dev score; of equal ones the smallest.
+    """The chosen tau; of equally good ones the smallest.
 
     values: added to the logits, float32 (labels,); in a classification their mean is 0. before, after: the dev score with tau = 0 and with
     `tau`. metrics: all dev scores with `tau`, by name. predictions: on dev with every tau that was tried, (taus, n, ...).
@@ -59,13 +61,23 @@ def adjusts_logits(config: RunConfig) -> bool:
     return config.logit_adjustment == "dev" and KINDS[config.task.kind].has_prior
 
 
-def choose_adjustment(logits: FloatArray, task: Task, *, metric: str, taus: Sequence[float] = TAUS) -> Adjustment:
-    """Return the adjustment of dev logits (n, labels) that gives the highest `metric` on `task.dev`."""
+def neighbouring_taus(taus: Sequence[float]) -> npt.NDArray[np.float64]:
+    """Weights (taus, taus) of an average of scores over neighbouring values of tau, which varies less by chance than each score."""
+    weights = np.exp(-0.5 * np.square(np.subtract.outer(taus, taus) / TAU_WIDTH))
+    result: npt.NDArray[np.float64] = weights / weights.sum(axis=1, keepdims=True)
+    return result
+
+
+def choose_adjustment(logits: FloatArray, task: Task, *, metric: str, taus: Sequence[float] = TAUS, averaged: bool = False) -> Adjustment:
+    """Return the adjustment of dev logits (n, labels) that gives the highest `metric` on `task.dev`.
+
+    averaged: choose by the average over neighbouring values of tau.
+    """
     kind, scorer, true = KINDS[task.kind], DevScorer.of(task, metric), [str(example.label) for example in task.dev]
     adjustments = logit_adjustments(task, taus)
     predictions = np.stack([scorer.predictions(logits + values) for values in adjustments.values()])
     scores = scorer.scores(predictions)
-    best = int(np.argmax(scores))
+    best = int(np.argmax(neighbouring_taus(tuple(adjustments)) @ scores if averaged else scores))
     tau, values = list(adjustments.items())[best]
     outputs = kind.outputs((logits + values).astype(np.float32))
     metrics = kind.score(true, kind.predicted_labels(outputs, task.labels), task.labels).metrics

@@ -18,13 +18,16 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from cramlm.evaluation.combination import HeldOut
+from cramlm.evaluation.kinds import KINDS
+from cramlm.linear.cross_validation import held_out_folds
 from cramlm.linear.features import Tfidf, Vocabulary, normalize
 from cramlm.linear.files import BayesSetting
-from cramlm.linear.fit import DevCandidates, LinearFit, sample_texts
+from cramlm.linear.fit import FEW_TEXTS, DevCandidates, LinearFit, has_too_many_characters, sample_texts
 from cramlm.linear.model import LinearModel
 from cramlm.linear.solvers import SOLVERS, Coefficients
 from cramlm.linear.teacher import aligned, label_counts
-from cramlm.records import Emit, Event, IntArray, Task, silent
+from cramlm.records import Emit, Event, FloatArray, IntArray, Task, silent
 
 STAGE: Final = "bayes"
 PASSAGE_WEIGHTS: Final = (0.0, 0.02, 0.1, 0.5)
@@ -63,23 +66,28 @@ def fit_bayes(
             best = fitted
     assert best is not None, "there is at least one setting"
     chosen = candidates.best
+    assert isinstance(chosen.setting, BayesSetting)
     adjustment = candidates.adjustment(chosen)
     model = LinearModel(task.kind, task.labels, Tfidf("unigrams", (data.vocabulary,)), None, best, chosen.setting, adjustment, chosen.tau)
     emit(Event("done", STAGE, candidates.message(chosen), data={"score": chosen.score}))
     seconds = time.perf_counter() - began
-    return LinearFit(model, metric, chosen.score, tuple(candidates.tried), candidates.distinct_predictions(), len(task.train), seconds)
+    held_out = data.held_out(task, chosen.setting, adjustment)
+    return LinearFit(
+        model, metric, chosen.score, tuple(candidates.tried), candidates.distinct_predictions(), len(task.train), seconds, held_out
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Data:
     """TF-IDF of the training texts, the passages and the dev texts.
 
-    labelled: counts of words in the training texts by label, (terms, labels). passages, dev: CSR (texts, terms). passages_by_word: CSR
-    (terms, passages). label_counts: training texts of each label, (labels,).
+    train: of the training and label texts, CSR (texts, terms). train_labels: their labels, one-hot, (texts, labels). passages, dev: CSR
+    (texts, terms). passages_by_word: CSR (terms, passages). label_counts: training texts of each label, (labels,).
     """
 
     vocabulary: Vocabulary
-    labelled: npt.NDArray[Any]
+    train: Any
+    train_labels: FloatArray
     passages: Any
     passages_by_word: Any
     dev: Any
@@ -93,17 +101,31 @@ class _Data:
         dev = vocabulary.transform([normalize(example.divided_text) for example in task.dev])
         label_rows = np.eye(len(task.labels), dtype=np.float32)[SOLVERS[task.kind].targets(learned)]
         unlabelled = rows[len(train) :]
-        labelled = _LENGTH * np.asarray(rows[: len(train)].T @ label_rows)
-        return cls(vocabulary, labelled, unlabelled, unlabelled.T.tocsr(), dev, label_counts(task))
+        return cls(vocabulary, rows[: len(train)], label_rows, unlabelled, unlabelled.T.tocsr(), dev, label_counts(task))
 
-    def fit(self, setting: BayesSetting) -> Coefficients:
-        """Learn from the labelled texts, then `ROUNDS` times from the passages, too, with the labels of the model before."""
-        model = self._model(self.labelled, setting)
+    def fit(self, setting: BayesSetting, without: IntArray | None = None) -> Coefficients:
+        """Learn from the labelled texts, then `ROUNDS` times from the passages, too, with the labels of the model before.
+
+        without: indices of training texts whose words do not count.
+        """
+        labels = self.train_labels.copy()
+        labels[[] if without is None else without] = 0
+        labelled = _LENGTH * np.asarray(self.train.T @ labels)
+        model = self._model(labelled, setting)
         for _ in range(ROUNDS if setting.passage_weight else 0):
             logits = SOLVERS["classification"].logits("multinomial", model.scores(self.passages))
-            labels = aligned(np.exp(logits), self.label_counts)
-            model = self._model(self.labelled + setting.passage_weight * _LENGTH * np.asarray(self.passages_by_word @ labels), setting)
+            soft = aligned(np.exp(logits), self.label_counts)
+            model = self._model(labelled + setting.passage_weight * _LENGTH * np.asarray(self.passages_by_word @ soft), setting)
         return model
+
+    def held_out(self, task: Task, setting: BayesSetting, adjustment: FloatArray) -> HeldOut:
+        """Probabilities of the training texts that decide beside a small dev set, each by a fit without its fold."""
+        solver, texts = SOLVERS[task.kind], task.with_label_texts.train
+        small = len(texts) <= FEW_TEXTS and not has_too_many_characters(texts)  # as of the other linear models
+        folds = held_out_folds(task.train, solver.targets(task), dev_texts=len(task.dev)) if small else []
+        logits = [solver.logits("multinomial", self.fit(setting, fold).scores(self.train[fold])) + adjustment for fold in folds]
+        outputs = KINDS[task.kind].outputs(np.concatenate([np.zeros((0, len(task.labels)), np.float32), *logits]))
+        return HeldOut(np.concatenate([np.zeros(0, np.int64), *folds]), outputs)
 
     def _model(self, counts: npt.NDArray[Any], setting: BayesSetting) -> Coefficients:
         """counts: of words by label, (terms, labels)."""

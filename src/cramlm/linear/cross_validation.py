@@ -17,8 +17,10 @@ from cramlm.linear.solvers import Solver
 from cramlm.records import BoolArray, Example, FloatArray, IntArray
 
 FOLDS: Final = 5
-ENOUGH_TEXTS: Final = 500
-"""That decide: with fewer dev texts, as many folds of training texts as are needed are predicted, too."""
+SMALL_DEV: Final = 200
+"""With fewer dev texts, training texts are predicted out of fold; with 250, cross-validation chose no better models (docs/log.md)."""
+DECIDING_TEXTS: Final = 500
+"""Of dev and folds together: as many folds are predicted as are needed."""
 _FOLD_STREAM: Final = 0x666F  # separates these folds from other random choices with the same seed
 
 
@@ -40,15 +42,14 @@ def folds(texts: Sequence[str], strata: IntArray, seed: int) -> IntArray:
 
 
 def held_out_folds(train: Sequence[Example], strata: IntArray, *, dev_texts: int) -> list[IntArray]:
-    """Indices of the training texts of each fold that is predicted beside dev; none if dev has `ENOUGH_TEXTS`.
+    """Indices of the training texts of each fold that is predicted beside dev; none if dev is not small.
 
     The folds are the same with every seed of a run, so that runs of several seeds share their linear models.
     """
-    wanted = ENOUGH_TEXTS - dev_texts
-    if wanted <= 0 or len(train) < FOLDS:
+    if dev_texts >= SMALL_DEV or len(train) < FOLDS:
         return []
     fold = folds([example.divided_text for example in train], strata, seed=0)
-    needed = min(FOLDS, -(-wanted * FOLDS // len(train)))
+    needed = min(FOLDS, -(-(DECIDING_TEXTS - dev_texts) * FOLDS // len(train)))
     each = [np.flatnonzero(fold == number) for number in range(needed)]
     return [rows for rows in each if 0 < len(rows) < len(train)]  # equal texts share a fold, which may be all of them
 

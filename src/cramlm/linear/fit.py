@@ -22,8 +22,9 @@ import numpy as np
 import numpy.typing as npt
 
 from cramlm.evaluation.calibration import calibrate_numbers
+from cramlm.evaluation.combination import HeldOut
 from cramlm.evaluation.kinds import KINDS, METRIC_NAMES, DevScorer, distinct_rows, format_metric
-from cramlm.evaluation.logit_adjustment import logit_adjustments
+from cramlm.evaluation.logit_adjustment import logit_adjustments, neighbouring_taus
 from cramlm.linear.cross_validation import fold_predictor, held_out_folds
 from cramlm.linear.features import PARTS, VARIANTS, Terms, Tfidf, Variant, Vocabulary, join, normalize
 from cramlm.linear.files import BayesSetting, Setting
@@ -44,9 +45,8 @@ MAX_MULTINOMIAL_WEIGHTS: Final = 8_000_000  # features * labels of sparse matric
 MAX_FIT_PRODUCTS: Final = 100_000_000
 """Texts * texts * labels of a fit in coordinates. Of larger ones, which take seconds each, `SCREENED` values of C are tried at first, and
 one finalist is fitted on all texts."""
+MAX_FOLD_PRODUCTS: Final = 5_000_000  # of all fits of a setting, where one more is needed for each fold; screened likewise
 SCREENED: Final = 2
-TAU_WIDTH: Final = 0.15
-"""Standard deviation of the weights of neighbouring values of tau in the average that decides where dev is small (docs/log.md)."""
 MAX_KEPT_VALUES: Final = 50_000_000
 """Of the matrices of a fit: those of more than 200 MB are not kept for several fits at a time."""
 MAX_CHARACTERS: Final[Mapping[Variant, int]] = {
@@ -85,7 +85,7 @@ class Candidate(Generic[AnySetting]):
 class LinearFit:
     """The chosen model. score: on dev. predictions: the distinct dev predictions of all candidates (candidates, n, ...).
 
-    train_texts: the number of training texts that it was fitted on.
+    train_texts: the number of training texts that it was fitted on. held_out: what the chosen setting predicts out of fold.
     """
 
     model: LinearModel
@@ -95,6 +95,7 @@ class LinearFit:
     predictions: npt.NDArray[Any]
     train_texts: int
     seconds: float
+    held_out: HeldOut
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values, without the model."""
@@ -260,11 +261,13 @@ def _fit_linear(task: Task, space: SearchSpace, stage: str, vectors: CorpusVecto
 
     few = len(learned.train) <= FEW_TEXTS
     all_kept = few and all(len(features.kept(variant)) == len(learned.train) for variant in variants)
-    search = _Search(task, space, workers, features.held_out(task) if all_kept else [])
+    folds = features.held_out(task) if all_kept else []
+    search = _Search(task, space, workers, folds)
     rows: dict[Variant, VariantRows] = {}
     searched: dict[Variant, VariantRows] = {}
     products = min(len(learned.train), FEW_TEXTS) ** 2 * len(task.labels)
-    screened = grid if products <= MAX_FIT_PRODUCTS else _middle(grid, SCREENED)
+    most = MAX_FOLD_PRODUCTS // (1 + len(folds)) if folds else MAX_FIT_PRODUCTS
+    screened = grid if products <= most else _middle(grid, SCREENED)
     for done, variant in enumerate(variants):
         emit(Event("progress", stage, variant, done=done, **progress))
         rows[variant] = tried = features.rows(variant)
@@ -287,7 +290,7 @@ def _fit_linear(task: Task, space: SearchSpace, stage: str, vectors: CorpusVecto
             emit_finalist(finalist)
             search.start_growing(rows[finalist.variant], finalist.setting, [c for c in grid if c >= finalist.setting.c])
         search.collect()
-    rows_of_best, coefficients = search.best
+    rows_of_best, coefficients, held_out = search.best
     dev = search.dev
     best = dev.best
     tfidf = rows_of_best.tfidf
@@ -295,7 +298,8 @@ def _fit_linear(task: Task, space: SearchSpace, stage: str, vectors: CorpusVecto
     model = LinearModel(task.kind, task.labels, tfidf, used, coefficients, best.setting, dev.adjustment(best), best.tau)
     emit(Event("done", stage, dev.message(best), done=total, data={"score": best.score}, **progress))
     texts, seconds = int((rows_of_best.kept < len(task.train)).sum()), time.perf_counter() - began  # without those of label names
-    return LinearFit(model, space.metric, dev.dev_score, tuple(dev.tried), dev.distinct_predictions(), texts, seconds)
+    outputs = HeldOut(search.held_out_rows, KINDS[task.kind].outputs(held_out + dev.adjustment(best)))
+    return LinearFit(model, space.metric, dev.dev_score, tuple(dev.tried), dev.distinct_predictions(), texts, seconds, outputs)
 
 
 def in_coordinates(setting: Setting, texts: int, outputs: int) -> bool:
@@ -321,7 +325,7 @@ class DevCandidates(Generic[AnySetting]):
     def __init__(self, task: Task, metric: str, held_out: Sequence[Example] = ()) -> None:
         self._scorer = DevScorer.of(replace(task, dev=(*task.dev, *held_out)), metric)
         self._adjustments, self._metric, self._dev, self._held_out = logit_adjustments(task), metric, len(task.dev), len(held_out)
-        self._neighbours = _neighbours(tuple(self._adjustments)) if held_out else np.eye(len(self._adjustments))
+        self._neighbours = neighbouring_taus(tuple(self._adjustments)) if held_out else np.eye(len(self._adjustments))
         self._has_prior = KINDS[task.kind].has_prior
         self._predictions: list[npt.NDArray[Any]] = []
         self._dev_scorer = DevScorer.of(task, metric)
@@ -364,11 +368,12 @@ class DevCandidates(Generic[AnySetting]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Fitted:
-    """A fitted model, and what it and the models without a fold predict."""
+    """A fitted model, and what it and the models without a fold predict. held_out: logits of the held-out texts, (h, labels)."""
 
     setting: Setting
     coefficients: Coefficients
     dev: ScoredPredictions
+    held_out: FloatArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -382,7 +387,8 @@ class _Started:
 
 
 class _Search:
-    """The regressions that were fitted so far on one task. best: the rows and coefficients of the best on dev.
+    """The regressions that were fitted so far on one task. best: the rows and coefficients of the best, and its logits of the held-out
+    texts, (h, labels).
 
     `start*` fit models in other threads, `collect` waits for them and compares them in the order in which they were started, so that the
     number of threads changes nothing.
@@ -390,16 +396,14 @@ class _Search:
 
     def __init__(self, task: Task, space: SearchSpace, workers: Workers, held_out: Sequence[IntArray]) -> None:
         """held_out: indices of the training texts of each fold that is predicted beside dev, all of which must be fitted."""
-        self._held_out = held_out
+        self._held_out, self.held_out_rows = held_out, np.concatenate([np.zeros(0, np.int64), *held_out])
         self._solver, self._outputs, self._seed = SOLVERS[task.kind], len(task.labels), space.seed
         self._targets = self._solver.targets(task.with_label_texts)
         self._dev_numbers = DevScorer.of(task, space.metric).truth if task.kind == "regression" else None
         self._spans: Spans | None = None
         self._workers, self._started = workers, list[_Started]()
-        self.dev: DevCandidates[Setting] = DevCandidates(
-            task, space.metric, [task.train[row] for fold in held_out for row in fold.tolist()]
-        )
-        self.best: tuple[VariantRows, Coefficients]
+        self.dev: DevCandidates[Setting] = DevCandidates(task, space.metric, [task.train[row] for row in self.held_out_rows.tolist()])
+        self.best: tuple[VariantRows, Coefficients, FloatArray]
 
     def best_schemes(self, count: int, rows: Mapping[Variant, VariantRows]) -> list[Candidate[Setting]]:
         """The best candidate of each variant and setting with any C, best first, at most `count`; without those too large for `rows`."""
@@ -489,8 +493,9 @@ class _Search:
                 scale = np.float32(line.scale)
                 coefficients = Coefficients(coefficients.weights * scale, coefficients.bias * scale + line.shift)
                 scores, held_out = scores * scale + line.shift, [each * scale + line.shift for each in held_out]
-            scored = self.dev.scored(np.concatenate([self._solver.logits(setting.scheme, scores), *held_out]))
-            models.append(_Fitted(replace(setting, c=c), coefficients, scored))
+            of_held_out = np.concatenate([np.zeros((0, self._outputs), np.float32), *held_out])
+            scored = self.dev.scored(np.concatenate([self._solver.logits(setting.scheme, scores), of_held_out]))
+            models.append(_Fitted(replace(setting, c=c), coefficients, scored, of_held_out))
             score = float(scored.scores.max())
             if growing and self._stops(score, last):
                 break
@@ -515,7 +520,8 @@ class _Search:
         candidate = self.dev.add(rows.tfidf.variant, setting, fitted.dev)
         if candidate is self.dev.best:
             parts = rows.train_parts(setting.vector_weight)
-            self.best = rows, fitted.coefficients if coordinates is None else coordinates.restore(fitted.coefficients, *parts)
+            restored = fitted.coefficients if coordinates is None else coordinates.restore(fitted.coefficients, *parts)
+            self.best = rows, restored, fitted.held_out
         return candidate.score
 
 
@@ -567,13 +573,6 @@ class Spans:
             of_vectors *= np.float32(vector_weight) ** 2
             of_vectors += of_terms
         return result
-
-
-def _neighbours(taus: Sequence[float]) -> npt.NDArray[np.float64]:
-    """Weights of an average over neighbouring values of tau, (taus, taus)."""
-    weights = np.exp(-0.5 * np.square(np.subtract.outer(taus, taus) / TAU_WIDTH))
-    result: npt.NDArray[np.float64] = weights / weights.sum(axis=1, keepdims=True)
-    return result
 
 
 def _middle(grid: Sequence[float], count: int) -> list[float]:

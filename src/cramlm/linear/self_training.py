@@ -16,7 +16,7 @@ from typing import Final
 
 import numpy as np
 
-from cramlm.evaluation.combination import calibrate_on_dev
+from cramlm.evaluation.combination import HeldOut, calibrate_on_dev
 from cramlm.evaluation.kinds import KINDS, METRIC_NAMES, distinct_rows, format_metric
 from cramlm.linear.files import Setting
 from cramlm.linear.fit import (
@@ -87,7 +87,8 @@ def self_trained(
         result = fit
     else:
         emit(Event("done", stage, f"self-trained, {dev.message(candidate)}", data={"score": candidate.score}))
-        result = replace(fit, model=trained, score=candidate.score)
+        nothing = HeldOut(np.zeros(0, dtype=np.int64), np.zeros((0, len(task.labels)), dtype=np.float32))  # of the model before
+        result = replace(fit, model=trained, score=candidate.score, held_out=nothing)
     predictions = distinct_rows(np.concatenate([fit.predictions, dev.distinct_predictions()]))
     seconds = fit.seconds + time.perf_counter() - began
     return replace(result, tried=(*fit.tried, *dev.tried), predictions=predictions, seconds=seconds)

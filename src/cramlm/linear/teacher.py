@@ -20,7 +20,7 @@ from typing import Any, Final, assert_never
 import numpy as np
 
 from cramlm.evaluation.calibration import calibrate, calibrate_labels, calibrate_numbers
-from cramlm.evaluation.combination import Combination, combine_on_dev
+from cramlm.evaluation.combination import Combination, HeldOut, combine_on_dev
 from cramlm.evaluation.kinds import KINDS
 from cramlm.linear.cross_validation import FOLDS, fold_predictor, folds
 from cramlm.linear.files import Setting
@@ -49,11 +49,13 @@ class Teacher:
     scale: Scale
 
     @classmethod
-    def of(cls, models: Mapping[str, LinearModel], task: Task, *, metric: str) -> Teacher:
-        """Combine models that were fitted on the training texts of `task`. metric: the dev score that chooses tau."""
+    def of(cls, models: Mapping[str, LinearModel], task: Task, *, metric: str, held_out: Mapping[str, HeldOut] | None = None) -> Teacher:
+        """Combine models that were fitted on the training texts of `task`. metric: the dev score that chooses tau. held_out: what they
+        predict out of fold, by name.
+        """
         texts, kind = [example.divided_text for example in task.dev], KINDS[task.kind]
         outputs = {name: kind.outputs(model.logits(texts)) for name, model in models.items()}
-        combination = combine_on_dev(task, outputs, metric=metric).combination
+        combination = combine_on_dev(task, outputs, metric=metric, held_out=held_out).combination
         return cls({name: models[name] for name in combination.models}, combination, task.scale)
 
     def soft_labels(self, texts: Sequence[str], *, threads: int = 1, emit: Emit = silent) -> FloatArray:

@@ -16,7 +16,7 @@ from cramlm.config.run import RunConfig
 from cramlm.data.corpus import Corpus
 from cramlm.data.labels import RULES
 from cramlm.data.task import task_fingerprint
-from cramlm.evaluation.combination import COMBINATION_FILE, ENCODER, Combination, CombinationFit, combine_on_dev
+from cramlm.evaluation.combination import COMBINATION_FILE, ENCODER, Combination, CombinationFit, HeldOut, combine_on_dev
 from cramlm.evaluation.comparison import compare_on_dev
 from cramlm.evaluation.confidence import ConfidenceFile, fit_confidence
 from cramlm.evaluation.kinds import KINDS, METRIC_NAMES, DevScorer, format_metric, main_metric, score_test
@@ -28,7 +28,7 @@ from cramlm.linear.model import LinearModel
 from cramlm.model.huggingface.pretrained import Pretrained
 from cramlm.model.tokenizer import Tokenizer
 from cramlm.pipeline.context import EncodedTexts, RunContext, RunPlan, SelectedPassages, Stage, write_json
-from cramlm.pipeline.stages.linear import DEV_PREDICTIONS, FIT_FACTS, FIT_FILE
+from cramlm.pipeline.stages.linear import DEV_PREDICTIONS, FIT_FACTS, FIT_FILE, read_held_out
 from cramlm.records import COMBINED, Event, Example, FloatArray, IntArray, Task
 from cramlm.storage.arrays import read_array
 from cramlm.storage.artifacts import Artifact, hash_json
@@ -84,7 +84,7 @@ def evaluate_encoder(
         candidates = {name: read_array(artifact.path / DEV_PREDICTIONS) for name, artifact in linear_models.items()}
         candidates[run.config.name] = _dev_candidates(run, plan, trained, tokenizer)
         if linear_models:
-            fit = _combine(run, outputs)
+            fit = _combine(run, outputs, read_held_out(linear_models))
             combined = {split: _combined_outputs(fit.combination, outputs, split) for split in outputs[ENCODER]}
             outputs = {**outputs, COMBINED: combined}
             models[COMBINED] = score_outputs(run.task, combined, target, name=COMBINED)
@@ -98,9 +98,10 @@ def evaluate_encoder(
     return run.build(Stage("evaluation", 8, {**_settings(run.config), "precision": plan.precision}, inputs, write))
 
 
-def _combine(run: RunContext, outputs: Mapping[str, Outputs]) -> CombinationFit:
+def _combine(run: RunContext, outputs: Mapping[str, Outputs], held_out: Mapping[str, HeldOut]) -> CombinationFit:
     """Fit the combination on dev, and report which models are part of it."""
-    fit = combine_on_dev(run.task, {name: splits["dev"] for name, splits in outputs.items()}, metric=run.config.metric)
+    on_dev = {name: splits["dev"] for name, splits in outputs.items()}
+    fit = combine_on_dev(run.task, on_dev, metric=run.config.metric, held_out=held_out)
     metric, parts = run.config.metric, ", ".join(f"{name} ({weight:.2f})" for name, weight in fit.combination.weights.items())
     losses = ", ".join(f"{name} {loss:.2f}" for name, loss in fit.losses.items() if name not in fit.combination.models)
     left_out = f"; left out for its loss on dev: {losses} (lowest {min(fit.losses.values()):.2f})" if losses else ""

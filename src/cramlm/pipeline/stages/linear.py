@@ -5,7 +5,7 @@ A model's stage publishes the best candidate on dev, a report (fit.json) and the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -16,11 +16,12 @@ from cramlm.config.run import RunConfig
 from cramlm.data.corpus import Corpus
 from cramlm.data.task import task_fingerprint
 from cramlm.evaluation.calibration import FEWEST_NUMBERS
+from cramlm.evaluation.combination import HeldOut
 from cramlm.evaluation.prediction import sequences_of
 from cramlm.linear.bayes import bayes_reads_seed, fit_bayes
 from cramlm.linear.cooccurrence import count_tokens, token_embeddings
 from cramlm.linear.corpus_vectors import build_word_vectors
-from cramlm.linear.cross_validation import ENOUGH_TEXTS
+from cramlm.linear.cross_validation import DECIDING_TEXTS, SMALL_DEV
 from cramlm.linear.fit import FEW_TEXTS, LinearFit, SearchSpace, fit_linear, fit_reads_seed
 from cramlm.linear.model import FORMAT, LinearModel
 from cramlm.linear.self_training import reads_unlabelled, self_trained, self_training_reads_seed
@@ -31,12 +32,13 @@ from cramlm.model.tokenizer import UNCUT
 from cramlm.pipeline.context import EncodedTexts, RunContext, RunPlan, SelectedPassages, Stage, fingerprint, write_json
 from cramlm.planning.budget import Speed, plan_selection
 from cramlm.records import Event, Task
-from cramlm.storage.arrays import save_array
+from cramlm.storage.arrays import read_array, save_array
 from cramlm.storage.artifacts import Artifact, hash_json
 from cramlm.text.characters import remove_diacritics
 
 DEV_PREDICTIONS: Final = "dev-predictions.npy"
 FIT_FILE: Final = "fit.json"
+_HELD_OUT, _HELD_OUT_ROWS = "held-out.npy", "held-out-rows.npy"
 FIT_FACTS: Final = (
     "variant",
     "scheme",
@@ -120,7 +122,8 @@ def fit_naive_bayes(run: RunContext, selection: SelectedPassages) -> Artifact | 
     inputs = {"task": _task(run.task), "selection": fingerprint(selection)}
     reads_seed = bayes_reads_seed(len(selection.table), len(selection.unlabelled), labels=len(run.task.labels))
     unused = () if reads_seed else ("seed",)
-    return run.build(Stage("bayes", _VERSION, _settings(run.config), inputs, write, unused=unused))
+    settings = {**_settings(run.config), **_folds_of(run.task)}
+    return run.build(Stage("bayes", _VERSION, settings, inputs, write, unused=unused))
 
 
 def word_vectors(run: RunContext, corpus: Corpus) -> Artifact:
@@ -168,8 +171,12 @@ def _settings(config: RunConfig) -> dict[str, Any]:
 
 def _search_settings(config: RunConfig, task: Task) -> dict[str, Any]:
     numbers = {"numbers": f"on the line of {FEWEST_NUMBERS} texts of dev"} if config.task.kind == "regression" else {}
-    folds = {"decides": f"dev and folds, {ENOUGH_TEXTS} texts, taus averaged"} if len(task.dev) < ENOUGH_TEXTS else {}
-    return {"config": config.baseline.model_dump(mode="json"), **_settings(config), **numbers, **folds}
+    return {"config": config.baseline.model_dump(mode="json"), **_settings(config), **numbers, **_folds_of(task)}
+
+
+def _folds_of(task: Task) -> dict[str, Any]:
+    """Where dev is small: the number of texts that decide, and the format of what is kept of them."""
+    return {"deciding_texts": DECIDING_TEXTS, "held_out": 1} if len(task.dev) < SMALL_DEV else {}
 
 
 def model_fingerprint(model: Artifact) -> str:
@@ -206,6 +213,15 @@ def _save(fit: LinearFit, target: Path, config: RunConfig) -> None:
     replace(fit.model, diacritics=config.diacritics).save(target)
     write_json(target / FIT_FILE, fit.as_dict())
     save_array(target / DEV_PREDICTIONS, fit.predictions)
+    if len(fit.held_out.rows):
+        save_array(target / _HELD_OUT_ROWS, fit.held_out.rows)
+        save_array(target / _HELD_OUT, fit.held_out.outputs)
+
+
+def read_held_out(models: Mapping[str, Artifact]) -> dict[str, HeldOut]:
+    """What the linear models predict for training texts out of fold, by name; only those that do."""
+    known = {name: model.path for name, model in models.items() if _HELD_OUT in model.files}
+    return {name: HeldOut(read_array(path / _HELD_OUT_ROWS), read_array(path / _HELD_OUT)) for name, path in known.items()}
 
 
 def plan_linear(run: RunContext) -> RunPlan:

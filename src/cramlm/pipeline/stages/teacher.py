@@ -18,7 +18,7 @@ from cramlm.model.model import Model
 from cramlm.model.prompts import Prompt, passage_room
 from cramlm.model.tokenizer import Tokenizer, Tokens
 from cramlm.pipeline.context import SOFT_LABELS, EncodedTexts, RunContext, RunPlan, SelectedPassages, Stage, fingerprint
-from cramlm.pipeline.stages.linear import model_fingerprint
+from cramlm.pipeline.stages.linear import model_fingerprint, read_held_out
 from cramlm.pipeline.stages.text import marking_of
 from cramlm.records import Event, Example, FloatArray, IntArray, TaskKind
 from cramlm.storage.arrays import read_array, save_array
@@ -66,7 +66,8 @@ def teach_by_linear_models(run: RunContext, text: EncodedTexts, models: Mapping[
 
     def write_passages(target: Path) -> None:
         loaded = {name: LinearModel.load(model.path) for name, model in models.items()}
-        teacher, messages = Teacher.of(loaded, run.task, metric=run.config.metric), []
+        teacher = Teacher.of(loaded, run.task, metric=run.config.metric, held_out=read_held_out(models))
+        messages: list[str] = []
         assert selection is not None
         predict = partial(teacher.soft_labels, threads=run.threads, emit=run.emit)
         whole = None if config.passage_share == 0 or changes_pieces else predict(selection.texts())
