@@ -134,6 +134,8 @@ UTF_16, UTF_32 = ("text,label\na,b\n".encode(encoding) for encoding in ("utf-16"
     ("name", "data", "message"),
     [
         ("a.csv", UTF_16, "is UTF-16; convert it with: iconv -f UTF-16"),
+        ("a.csv", UTF_16[2:], "is UTF-16LE; convert it with: iconv -f UTF-16LE"),
+        ("a.csv", "text,label".encode("utf-16-be"), "is UTF-16BE"),
         ("a.csv", UTF_32, "is UTF-32; convert it with: iconv -f UTF-32"),
         ("a.csv", compressed(".gz"), "looks like gzip; add .gz"),
         ("a.jsonl.gz", compressed(".zst"), "looks like zstd"),

@@ -1,21 +1,26 @@
 """Strict CSV and TSV, with the physical line of every row.
 
 The separator of a CSV file is a comma; where the header has none, it is a semicolon (as spreadsheets write it in countries with decimal
-commas) or a tab that the header has.
+commas) or a tab that the header has. A first line like `sep=;`, as Excel has it, names the separator.
 A field that starts with a quote ends at the next quote that is not doubled, and may contain separators and newlines; in other fields a
 quote is an ordinary character. Every record has as many fields as the header. Nothing is converted: `NA`, `007` and `1.0` are strings. If
 the header ends in CRLF (or CR), such newlines inside quotes become LF, so that converting line ends changes no text. An unclosed quote is
-an error even with `--on-bad-row skip`, because rows cannot be distinguished from text after it.
+an error even with `--on-bad-row skip`, because rows cannot be distinguished from text after it. So is, between tabs, a quoted field over
+lines that would all be whole rows if quotes were ordinary characters, as they are in GLUE's files.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 from cramlm.errors import DataError, brief
 from cramlm.io.rows import Column, Row, RowCounts, find_columns, from_cell, not_utf8
 from cramlm.io.streams import Lines
+
+_TAB: Final = "\t"
+_QUOTE_ALL: Final = """if quotes belong to the texts, quote all fields: sed 's/\\r$//; s/"/""/g; s/[^\\t]*/"&"/g'"""
 
 
 def read_delimited(lines: Lines, columns: Sequence[Column], counts: RowCounts, *, separators: str, limit: int) -> Iterator[Row]:
@@ -52,8 +57,8 @@ def read_named_columns(lines: Lines, counts: RowCounts, *, separators: str, limi
 
 def separator_of(lines: Lines, separators: str) -> str:
     """Return the separator of a table by its header."""
-    header = next((line for _, _, line in lines if line and line != b"\r"), b"")
-    return _separator_of(header.decode(errors="replace"), separators)
+    header = next((line for _, _, line in lines if line and line != b"\r"), b"").decode(errors="replace")
+    return _declared(header) or _separator_of(header, separators)
 
 
 def _records(lines: Lines, counts: RowCounts, *, separators: str, limit: int) -> Iterator[tuple[int, list[str], str | None]]:
@@ -64,10 +69,12 @@ def _records(lines: Lines, counts: RowCounts, *, separators: str, limit: int) ->
     fault: str | None = None
     begun = opened = size = 0
     separator = ""  # found in the first line that is not empty
+    width = 0  # fields of the header
+    literal = True  # each line of the record has as many if quotes are ordinary characters
     for number, offset, raw in lines:
         if raw is None:
             if opened:
-                raise _never_closed(counts, opened, limit)
+                raise _never_closed(counts, opened, separator, limit)
             yield number, [], f"the line is longer than {limit:,} bytes (max_record_bytes)"
             continue
         carriage_return = raw.endswith(b"\r")
@@ -85,15 +92,20 @@ def _records(lines: Lines, counts: RowCounts, *, separators: str, limit: int) ->
             if not body:
                 fault = None
                 continue
-            begun, size = number, 0
+            if not separator and (separator := _declared(body) or ""):
+                continue
+            begun, size, literal = number, 0, True
             separator = separator or _separator_of(body, separators)
             if '"' not in body:
-                yield number, body.split(separator), fault
-                fault = None
+                fields = body.split(separator)
+                width = width or len(fields)
+                yield number, fields, fault
+                fields, fault = [], None
                 continue
         size += len(raw) + 1
         if opened and size > limit:
-            raise _never_closed(counts, opened, limit)
+            raise _never_closed(counts, opened, separator, limit)
+        literal = literal and body.count(separator) == width - 1
         index = 0
         while True:
             if opened:
@@ -110,10 +122,8 @@ def _records(lines: Lines, counts: RowCounts, *, separators: str, limit: int) ->
                 fields.append("".join(parts))
                 parts, opened = [], 0
                 if index < len(body) and not body.startswith(separator, index):
-                    fault = (
-                        fault
-                        or f"{brief(body[index : index + 12])} follows the closing quote of field {len(fields)} (quotes inside are doubled)"
-                    )
+                    hint = f"quotes inside are doubled{f'; {_QUOTE_ALL}' if separator == _TAB else ''}"
+                    fault = fault or f"{brief(body[index : index + 12])} follows the closing quote of field {len(fields)} ({hint})"
                     following = body.find(separator, index)
                     index = len(body) if following < 0 else following
             elif body.startswith('"', index):
@@ -131,10 +141,20 @@ def _records(lines: Lines, counts: RowCounts, *, separators: str, limit: int) ->
                 fields.append("")
                 break
         if not opened:
+            if literal and begun < number and separator == _TAB and width > 1:
+                whole = f"a quoted field ends in line {number}, but each of these lines alone has {width} fields"
+                raise DataError(f"{counts.path}:{begun}: {whole}; {_QUOTE_ALL}; otherwise write .jsonl")
+            width = width or len(fields)
             yield begun, fields, fault
             fields, fault = [], None
     if opened:
-        raise _never_closed(counts, opened)
+        raise _never_closed(counts, opened, separator)
+
+
+def _declared(line: str) -> str | None:
+    """Return the separator that a first line like `sep=;` names, None for another line."""
+    found = re.fullmatch(r'"?sep=([^\w"])"?\r?', line)
+    return found and found[1]
 
 
 def _separator_of(header: str, separators: str) -> str:
@@ -143,6 +163,7 @@ def _separator_of(header: str, separators: str) -> str:
     return next((separator for separator in separators if separator in unquoted), separators[0])
 
 
-def _never_closed(counts: RowCounts, opened: int, limit: int | None = None) -> DataError:
+def _never_closed(counts: RowCounts, opened: int, separator: str, limit: int | None = None) -> DataError:
     where = "never closed" if limit is None else f"not closed within {limit:,} bytes (max_record_bytes)"
-    return DataError(f"{counts.path}:{opened}: the quote opened in this line is {where}; close it, or double it if it belongs to the text")
+    remedy = _QUOTE_ALL if separator == _TAB else "double it if it belongs to the text"
+    return DataError(f"{counts.path}:{opened}: the quote opened in this line is {where}; close it, or {remedy}")

@@ -38,11 +38,13 @@ _MAGIC = (  # patterns; a text may begin with `PAR1`, `BZh` and `%PDF-`, so that
     (rb"BZh[1-9](1AY|\x17rE)", "bzip2"),  # a block, or the end of an empty stream
     (rb"%PDF-\d\.", "a PDF"),
 )
-_BOMS = (  # the longer first: UTF-32's begins with UTF-16's
-    (b"\xff\xfe\x00\x00", "UTF-32"),
-    (b"\x00\x00\xfe\xff", "UTF-32"),
-    (b"\xff\xfe", "UTF-16"),
-    (b"\xfe\xff", "UTF-16"),
+_ENCODINGS = (  # patterns of byte order marks, the longer first: UTF-32's begins with UTF-16's; then of four letters without a mark
+    (rb"\xff\xfe\0\0", "UTF-32"),
+    (rb"\0\0\xfe\xff", "UTF-32"),
+    (rb"\xff\xfe", "UTF-16"),
+    (rb"\xfe\xff", "UTF-16"),
+    (rb"([^\0]\0){4}", "UTF-16LE"),
+    (rb"(\0[^\0]){4}", "UTF-16BE"),
 )
 _BOMB_RATIO, _BOMB_BYTES = 100, 100_000_000
 
@@ -170,8 +172,8 @@ class ByteStream:
             yield block
 
     def _check_text(self, block: bytes) -> None:
-        for mark, encoding in _BOMS:
-            if block.startswith(mark):
+        for pattern, encoding in _ENCODINGS:
+            if re.match(pattern, block):
                 command = f"iconv -f {encoding} -t UTF-8"
                 if str(self.path) == STDIN:
                     raise DataError(f"standard input: is {encoding}; pipe it through: {command}")
