@@ -47,6 +47,16 @@ def test_another_part_than_the_linear_model_is_refused(finished: Path) -> None:
         assert line.endswith(f"leave out the part {part!r}")
 
 
+def test_a_gpu_or_bf16_is_refused_for_a_model_that_is_not_in_pytorch(linear_runs: Path, tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").touch()
+    static = linear_runs / "static"
+    for model, what in ((static, "a linear model"), (tmp_path, "an ONNX model")):
+        for option, value in (("--device", "cuda"), ("--precision", "bf16")):
+            line = error_line(cramlm("predict", model, "-", option, value, stdin="a text"), 2)
+            assert line.endswith(f": {what} computes in its own precision on the CPU; leave out {option[2:]} {value!r}")
+    succeed("predict", static, "-", "--device", "auto", "--precision", "auto", stdin="a text")
+
+
 def test_a_linear_recipe_is_scored_exported_and_loaded_as_what_was_scored(finished: Path, tmp_path: Path) -> None:
     scores = json.loads((finished / "evaluation/scores.json").read_bytes())["models"]
     assert list(scores) == {"static": ["static", "bayes", "tfidf"], "bayes": ["bayes", "tfidf"], "tfidf": ["tfidf"]}[finished.name]

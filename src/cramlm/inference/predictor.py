@@ -69,8 +69,9 @@ class Predictor(EncoderPredictor):
         """Load the model of a run, or a model folder of any kind; only the packages of its kind are imported.
 
         model_part: the model that predicts, if the folder of an encoder holds linear models and a combination beside it. precision,
-        device: of an encoder in PyTorch (cpu, cuda, cuda:N; auto: a GPU if there is one). bf16 is faster on hardware that supports it, with
-        probabilities within about 1e-2; auto uses bf16 there, and fp32 again for texts whose label could differ.
+        device: of an encoder in PyTorch (cpu, cuda, cuda:N; auto: a GPU if there is one); other models refuse bf16 and a GPU. bf16 is
+        faster on hardware that supports it, with probabilities within about 1e-2; auto uses bf16 there, and fp32 again for texts whose
+        label could differ.
 
         Raises:
             ArtifactError: naming what is missing, damaged or unsafe in the folder. UsageError: if it does not hold the model `model_part`,
@@ -191,11 +192,13 @@ def load_predictor(
             raise UsageError(f"{name} {value!r} is not one of {', '.join(choices)}")
     folder = model_of(Path(folder))
     if is_linear(folder) or model_part in LINEAR_NAMES:
+        _refuse_settings_of_torch(folder, "a linear model", precision, device)
         return load_linear(folder, model_part)
     from cramlm.inference.onnx import GRAPH_FILE, OnnxPredictor
 
     combines = model_part == "combined" and has_combination(folder)
     if (folder / GRAPH_FILE).is_file():
+        _refuse_settings_of_torch(folder, "an ONNX model", precision, device)
         graph = OnnxPredictor.load(folder, threads=threads)
         return CombinedPredictor(graph, CombinedModels.load(folder), origin=folder) if combines else graph
     if threads is not None:
@@ -204,6 +207,12 @@ def load_predictor(
         torch.set_num_threads(threads)
     encoder = Predictor.load_encoder(folder, precision=precision, device=device)
     return CombinedPredictor(encoder, CombinedModels.load(folder), origin=folder, exact=encoder.exact) if combines else encoder
+
+
+def _refuse_settings_of_torch(folder: Path, model: str, precision: str, device: str) -> None:
+    for name, value, allowed in (("device", device, ("auto", "cpu")), ("precision", precision, ("auto", "fp32"))):
+        if value not in allowed:
+            raise UsageError(f"{folder}: {model} computes in its own precision on the CPU; leave out {name} {value!r}")
 
 
 def confidence_at(path: Path, model_part: ModelPart) -> Confidence:
