@@ -259,6 +259,11 @@ def test_config_prints_toml_that_fit_reads(tmp_path: Path) -> None:
     assert tomllib.loads(cramlm("config").stdout)["phases"][1]["terms"][1]["kind"] == "distil"  # of typical data
     assert data["phases"][0]["steps"] == 7
     assert to_toml(load_config(data)) == result.stdout
+    more = ("--unlabelled", "more.txt", "--device", "cuda")
+    data = tomllib.loads(printed("config", "--train", train, *more))
+    assert (data["task"]["unlabelled"], data["device"]) == (["more.txt"], "cuda")
+    assert "unlabelled: more.txt" in printed("recipes", "show", "tlm", "--train", train, *more)
+    assert "(got 'gpu')" in error_line(cramlm("plan", "5m", *more[:3], "gpu"), 2)
 
 
 def test_version_and_doctor_print_versions_and_hardware() -> None:

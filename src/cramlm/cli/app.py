@@ -196,8 +196,10 @@ def config(
     dev: DevOption = None,
     test: TestOption = None,
     corpus: CorpusOption = None,
+    unlabelled: UnlabelledOption = None,
     budget: BudgetOption = None,
     preset: PresetOption = None,
+    device: DeviceOption = None,
     set_: SetOption = None,
     seed: SeedOption = None,
     *,
@@ -210,9 +212,9 @@ def config(
     """
     from cramlm.config.run import to_toml
 
-    task = {"train": train or "", "dev": dev, "test": test, **asdict(rows)}
-    files = corpus or ["corpus/*.jsonl.zst"]
-    resolved = resolve_run(recipe, None, set_, task=task, corpus=files, budget=budget, seed=seed, preset=preset, init=base_model)
+    task = {"train": train or "", "dev": dev, "test": test, "unlabelled": unlabelled, **asdict(rows)}
+    options: dict[str, Any] = {"budget": budget, "seed": seed, "preset": preset, "init": base_model, "device": device}
+    resolved = resolve_run(recipe, None, set_, task=task, corpus=corpus or ["corpus/*.jsonl.zst"], **options)
     if not resolved.task.train:
         resolved = resolved.model_copy(update={"task": resolved.task.model_copy(update={"train": "train.jsonl"})})
     print(to_toml(resolved), end="")

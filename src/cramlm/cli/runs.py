@@ -21,6 +21,7 @@ from cramlm.cli.options import (
     BudgetOption,
     ConfigOption,
     CorpusOption,
+    DeviceOption,
     DevOption,
     InitOption,
     JsonOption,
@@ -31,6 +32,7 @@ from cramlm.cli.options import (
     SetOption,
     TestOption,
     TrackerName,
+    UnlabelledOption,
     complete_recipe,
     resolve_run,
     with_options,
@@ -64,9 +66,11 @@ def plan(
     corpus: Annotated[
         list[str] | None, typer.Option(metavar="FILES", help="Raw text, as in fit (default: 500 MB of text are assumed).")
     ] = None,
+    unlabelled: UnlabelledOption = None,
     recipe: RecipeOption = None,
     base_model: InitOption = None,
     preset: PresetOption = None,
+    device: DeviceOption = None,
     config: ConfigOption = None,
     set_: SetOption = None,
     *,
@@ -81,9 +85,9 @@ def plan(
         cramlm plan 5m 20m 4h --train train.csv --corpus 'corpus/*.jsonl'
         cramlm plan 3e15flops --preset small
     """
-    task = {"train": train or ("" if config is None else None), "dev": dev, "test": test, **asdict(rows)}
+    task = {"train": train or ("" if config is None else None), "dev": dev, "test": test, "unlabelled": unlabelled, **asdict(rows)}
     files = corpus or ([""] if config is None else None)
-    common: dict[str, Any] = {"task": task, "corpus": files, "seed": None, "preset": preset, "init": base_model}
+    common: dict[str, Any] = {"task": task, "corpus": files, "seed": None, "preset": preset, "init": base_model, "device": device}
     runs = [resolve_run(recipe, config, set_, budget=each, **common) for each in budgets or PLANNED_BUDGETS]
     from cramlm.cli.console import console_events, show_plans
     from cramlm.planning.plan import forecast_runs
@@ -152,9 +156,11 @@ def show(
     dev: DevOption = None,
     test: TestOption = None,
     corpus: CorpusOption = None,
+    unlabelled: UnlabelledOption = None,
     budget: BudgetOption = None,
     base_model: InitOption = None,
     preset: PresetOption = None,
+    device: DeviceOption = None,
     set_: SetOption = None,
     seed: SeedOption = None,
     *,
@@ -170,7 +176,7 @@ def show(
     from cramlm.recipes import find
     from cramlm.recipes.describe import describe_run
 
-    task = {"train": train or "", "dev": dev, "test": test, **asdict(rows)}
+    task = {"train": train or "", "dev": dev, "test": test, "unlabelled": unlabelled, **asdict(rows)}
     config = resolve_run(
         name,
         None,
@@ -181,6 +187,7 @@ def show(
         seed=seed,
         preset=preset,
         init=base_model,
+        device=device,
     )
     print(describe_run(config, summary=find(name)[0].summary))
 

@@ -120,7 +120,8 @@ def _task(task: TaskConfig, seed: int) -> str:
     count = f"{counted(size.texts, 'training text')}{labels}"
     shown = f"{task.train}: {count}" if task.train else f"no file given, {count} assumed"
     dev = task.dev or f"{task.dev_fraction:.0%} split off from train"
-    return f"{shown} ({task.kind}); dev: {dev}; test: {task.test or 'none'}"
+    more = f"; unlabelled: {', '.join(task.unlabelled)}" if task.unlabelled else ""
+    return f"{shown} ({task.kind}); dev: {dev}; test: {task.test or 'none'}{more}"
 
 
 def _retrieval(retriever: RetrieverConfig) -> str:
