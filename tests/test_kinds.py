@@ -218,7 +218,7 @@ def test_labels_that_a_row_lacks_or_should_not_have_are_suspicious(fitted: tuple
     )
     single = write_jsonl(tmp_path / "single.jsonl", [{"text": "a b", "label": "sea"}, {"text": "c", "label": "hill"}])
     message = "the model is of a multi-label task, and the file is read as one of classification; pass --task-type multi-label"
-    assert message in error_line(cramlm("check", single, "--model", folder / "run"), 2)
+    assert message in error_line(cramlm("check", single, "--model", folder / "run", "--task-type", "classification"), 2)
 
 
 def test_the_server_predicts_what_predict_prints_and_documents_it(fitted: tuple[str, Path], tmp_path: Path) -> None:

@@ -79,6 +79,17 @@ def test_what_makes_no_sense_is_one_line(finished: Path, corrupted: Path, tmp_pa
         assert needle in error_line(cramlm("check", *arguments), code)
 
 
+def test_columns_and_kind_of_task_are_those_of_the_run(tmp_path: Path) -> None:
+    lines = [f"{'sea ship' if number % 2 else 'hill path'} {number}\t{'wet+blue' if number % 2 else 'dry'}" for number in range(20)]
+    train = tmp_path / "train.tsv"
+    train.write_text("\n".join(["body\ttopics", *lines, "ship\tdry"]), "utf-8")
+    columns = ("--text-column", "body", "--label-column", "topics", "--label-separator", "+", "--task-type", "multi-label")
+    succeed("fit", "--recipe", "tfidf", *columns, "--set", "threads=1", "--train", train, "-o", tmp_path / "run")
+    result = json.loads(cramlm("check", train, "--model", tmp_path / "run", "--json").stdout)
+    assert {row["location"] for row in result["suspicious_labels"]} == {f"{train}:22"}
+    assert "found 'body', 'topics'; pass --text-column" in error_line(cramlm("check", train), 3)
+
+
 def test_a_model_of_numbers_is_refused_without_advice_that_does_not_help(tmp_path: Path) -> None:
     train = write_labelled(tmp_path / "train.jsonl", [(f"text {number} {number % 3}", number % 3) for number in range(20)])
     fit = ("fit", "--recipe", "tfidf", "--task-type", "regression", "--set", "baseline.c=[3.0]", "--set", "threads=1")

@@ -25,6 +25,8 @@ from cramlm.cli.options import (
     LabelColumn,
     Norm,
     OnBadRowOption,
+    OptionalLabelColumn,
+    OptionalTextColumn,
     PairColumn,
     RayOption,
     RetrieverName,
@@ -72,8 +74,8 @@ def check(
     ] = False,
     as_json: JsonOption = False,
     store: StoreOption = None,
-    text_column: TextColumn = "text",
-    label_column: LabelColumn = "label",
+    text_column: OptionalTextColumn = None,
+    label_column: OptionalLabelColumn = None,
     text_pair_column: PairColumn = None,
     kind: KindOption = None,
     label_separator: SeparatorOption = None,
@@ -84,7 +86,7 @@ def check(
     """Find errors, duplicates and leaks in labelled and raw text.
 
     The exit code is 3 if there is a problem. With --model also suspicious labels: training rows whose label has a low probability out of
-    fold, the most suspicious first.
+    fold, the most suspicious first; columns and kind of task are by default those that the model was trained on.
 
     Examples:
         cramlm check train.csv dev.csv test.csv --corpus 'corpus/*.jsonl'
@@ -101,8 +103,15 @@ def check(
         raise UsageError("--corpus and --index exclude each other; drop one")
     if set_ and not corpus:
         raise UsageError("--set is for the raw text of --corpus, which is not given; drop it")
-    named: Any = {"text_column": text_column, "label_column": label_column, "text_pair_column": text_pair_column}
-    named |= {"kind": kind or "classification", "label_separator": label_separator or "|"}
+    trained = RowFormat()
+    if model is not None:
+        from cramlm.inference.folders import columns_of, model_of
+        from cramlm.inference.predictor import kind_in
+
+        trained = replace(columns_of(folder := model_of(model)), kind=kind_in(folder))
+    given = {"text_column": text_column, "label_column": label_column, "text_pair_column": text_pair_column}
+    given |= {"kind": kind, "label_separator": label_separator}
+    named: dict[str, Any] = {name: getattr(trained, name) if value is None else value for name, value in given.items()}
     row_format = RowFormat.of(checked(lambda: TaskConfig(train=files[0], **named)))
     config = resolve_corpus_settings(corpus, set_) if corpus else None
     with console_events() as emit:
