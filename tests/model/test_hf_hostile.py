@@ -128,6 +128,8 @@ def test_the_tokenizer_of_another_model_is_refused(exported: Path, bpe_tokenizer
 def test_a_missing_file_is_named(exported: Path, file: str) -> None:
     (exported / file).unlink()
     assert f"{file}: missing" in refused(exported)
+    (exported / "model.safetensors.index.json").touch()
+    assert ("the weights are in several files" in refused(exported)) == (file == "model.safetensors")
     assert "No such file" in refused(exported / "absent")
 
 

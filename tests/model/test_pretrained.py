@@ -185,6 +185,11 @@ def only_pickled(folder: Path) -> None:
     (folder / "pytorch_model.bin").write_bytes(pickle.dumps([1]))
 
 
+def sharded(folder: Path) -> None:
+    only_pickled(folder)
+    (folder / "model.safetensors.index.json").touch()
+
+
 def in_a_run(folder: Path) -> None:
     export = folder / "export"
     export.mkdir()
@@ -199,6 +204,7 @@ REFUSED: list[tuple[Callable[[Path], object], str]] = [
     (lambda folder: (folder / "config.json").unlink(), "config.json: missing"),
     (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors: missing"),
     (only_pickled, "pytorch_model.bin: pickle, refused"),
+    (sharded, "model.safetensors.index.json: the weights are in several files, and only model.safetensors is read; load the model with"),
     (change_config("model_type", ["bert"]), "model_type is ['bert']; pretrained weights may be"),
     (change_config("model_type", "gpt2"), "model_type is 'gpt2'; pretrained weights may be of the shapes bert, roberta, "),
     (change_config("hidden_act", "relu"), "hidden_act is 'relu', this encoder computes 'gelu'"),

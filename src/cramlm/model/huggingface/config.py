@@ -365,6 +365,16 @@ def refuse_pickles(folder: Path) -> None:
             )
 
 
+def refuse_shards(folder: Path) -> None:
+    """Raise ArtifactError if the weights of a folder are in several files."""
+    index = folder / f"{WEIGHTS_FILE}.index.json"
+    if index.is_file():
+        raise ArtifactError(
+            f"{index}: the weights are in several files, and only {WEIGHTS_FILE} is read; load the model with transformers and save it in "
+            "one file: save_pretrained(FOLDER, max_shard_size='50GB')"
+        )
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object.
 
@@ -395,6 +405,7 @@ def open_weights(path: Path) -> Any:
         ArtifactError: if it is missing or damaged. EnvironmentFault: if the disk fails.
     """
     if not path.is_file():
+        refuse_shards(path.parent)
         raise ArtifactError(f"{path}: missing; pass a folder that holds an exported model")
     try:
         with environment_faults(path):

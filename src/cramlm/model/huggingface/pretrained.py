@@ -16,7 +16,15 @@ from typing import Any, Final
 from cramlm.config.run import EncoderConfig, HeadConfig, RunConfig, TokenizerConfig, load_config
 from cramlm.errors import ArtifactError, UsageError
 from cramlm.io.paths import require_folder
-from cramlm.model.huggingface.config import CONFIG_FILE, DEFAULTS, WEIGHTS_FILE, pretrained_encoder, read_json, refuse_pickles
+from cramlm.model.huggingface.config import (
+    CONFIG_FILE,
+    DEFAULTS,
+    WEIGHTS_FILE,
+    pretrained_encoder,
+    read_json,
+    refuse_pickles,
+    refuse_shards,
+)
 from cramlm.model.tokenizer import TOKENIZER_FILE, Tokenizer
 from cramlm.storage.artifacts import hash_file, hash_json
 
@@ -52,6 +60,7 @@ def open_pretrained(folder: Path) -> Pretrained:
     """
     require_folder(folder, remedy=f"--base-model takes a folder with {', '.join(_FILES)}, or export/mlm of a run")
     if not (folder / WEIGHTS_FILE).is_file():
+        refuse_shards(folder)
         refuse_pickles(folder)
     for name in _FILES:
         if not (folder / name).is_file():
