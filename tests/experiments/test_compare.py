@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
+import re
 import shutil
+import signal
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,10 +17,11 @@ from typing import Any
 import pytest
 
 from cramlm.config.run import load_config, to_toml
-from cramlm.errors import DataError, DivergedError, Stopped, UsageError
+from cramlm.errors import DataError, DivergedError, EnvironmentFault, Stopped, UsageError
 from cramlm.experiments.compare import compare
 from cramlm.experiments.grid import Arm, Grid, arms_of, arms_over, cells_of, check_arms, default_folder, read_counts, read_seeds, subsample
 from cramlm.experiments.results import CellResult, Usage, markdown, measure_usage, pairs_of, read_usage, rows_of, scores_plot, totals_of
+from cramlm.io.machine import available_cores
 from cramlm.recipes.recipe import PRESETS
 from cramlm.records import Event
 from cramlm.storage.artifacts import open_artifact, publish
@@ -107,6 +112,30 @@ def test_runs_in_parallel_stop_at_a_signal(tmp_path: Path) -> None:
     with pytest.raises(Stopped):
         compare(grid, out=tmp_path / "out", store=tmp_path / "store", jobs=2, stop=lambda: 75)
     assert not list(tmp_path.glob("out/runs/*/*/*/export"))
+
+
+@pytest.mark.faults
+def test_a_run_whose_process_is_killed_is_listed_and_the_others_go_on(tmp_path: Path) -> None:
+    task = write_task(tmp_path / "data", documents=0)
+    grid = Grid(arms_of(["tfidf"]), (1, 2, 3), ("all",), {"train": task["train"]})
+    killed = list[int]()
+
+    def kill_one() -> None:
+        if not killed:
+            killed.append(multiprocessing.active_children()[0].pid or 0)
+            os.kill(killed[0], signal.SIGKILL)
+
+    found = compare(grid, out=tmp_path / "out", store=tmp_path / "store", jobs=2, stop=kill_one)
+    assert len(found.rows[0].seeds) == 2
+    ((_, message),) = found.failed.items()
+    assert re.match(
+        rf"{tmp_path}/out/runs/all/tfidf/[123]: a worker process was ended by signal 9, possibly out of memory; run the", message
+    )
+    assert found.exit_code == EnvironmentFault.exit_code
+    alone = replace(grid, settings=(f"threads={max(1, available_cores() // 2)}",))
+    seen: list[Event] = []
+    assert not compare(alone, out=tmp_path / "out", store=tmp_path / "store", emit=seen.append).failed
+    assert "3 runs, 2 finished" in {event.message for event in seen}
 
 
 @pytest.mark.parametrize("change", ["training texts", "code", "damage"])

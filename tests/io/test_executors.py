@@ -84,6 +84,14 @@ def test_an_internal_error_has_its_traceback_and_a_killed_worker_is_an_environme
     assert capfd.readouterr().out == ""  # output of workers is kept out of stdout
 
 
+def test_outcomes_come_when_they_are_there_and_a_killed_worker_ends_no_other_task() -> None:
+    tasks = [{"do": "square", "value": 3, "sleep": 0.5}, {"do": "die"}, {"do": "refuse", "value": 2}, {"do": "square", "value": 4}]
+    found = list(Processes(2, remedy="try").outcomes(WORK, tasks, on_event=silent))
+    assert found[0][0] == 1
+    shown = [str(outcome) for _, outcome in sorted(found, key=lambda each: each[0])]
+    assert shown == ["9", "a worker process was ended by signal 9, possibly out of memory; try", "row 2 is bad", "16"]
+
+
 @pytest.mark.faults
 def test_a_worker_may_be_killed_after_another_task_has_failed() -> None:
     later = [{"do": "square", "value": 1, "sleep": 86_400}] * 30

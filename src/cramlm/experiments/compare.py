@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -21,7 +22,7 @@ from typing import Any, Final, TypeAlias
 from cramlm.config.retriever import Bm25Config, members_of
 from cramlm.config.run import load_config
 from cramlm.data.corpus import build_corpus
-from cramlm.errors import CramError, Stopped, counted
+from cramlm.errors import CramError, EnvironmentFault, Stopped, counted
 from cramlm.experiments.grid import Cell, Grid, cells_of, check_arms
 from cramlm.experiments.results import (
     CellResult,
@@ -195,9 +196,16 @@ def run_cells(
                 minutes = (time.monotonic() - began) / 60
                 emit(Event("note", "experiment", f"{waiting[number].name}: {event.message} ({minutes:.1f} minutes since the start)"))
 
-        for cell, failure in zip(waiting, Processes(jobs).map(_RUN, tasks, on_event=report), strict=True):
-            finish(cell, failure)
-    return finished(), failed
+        fewer = f"with fewer --jobs add --set threads={threads_of(jobs)}, so that finished runs are kept"
+        processes = Processes(jobs, remedy=f"run the same command again to continue it; {fewer}")
+        with closing(processes.outcomes(_RUN, tasks, on_event=report)) as outcomes:
+            for number, outcome in outcomes:
+                if isinstance(outcome, EnvironmentFault):  # of a killed process; `run_cell` returns those of runs
+                    outcome = f"{waiting[number].folder}: {outcome}", outcome.exit_code
+                elif isinstance(outcome, Exception):
+                    raise outcome
+                finish(waiting[number], outcome)
+    return finished(), {cell.name: failed[cell.name] for cell in cells if cell.name in failed}
 
 
 def run_cell(task: dict[str, Any], emit: Emit, *, stop: Callable[[], int | None] | None = None) -> Failure | None:

@@ -6,14 +6,16 @@ Tasks and results are plain JSON. Large data are in files that tasks name; every
 is not repeated, and two processes that run the same task do no harm. Hence results do not depend on which process ran a task, on the number
 of processes, or on kills. All machines need a shared file system with equal paths; only tasks are sent.
 
-The processes are a `concurrent.futures.ProcessPoolExecutor` with the spawn method. What it lacks is here: events while a task runs; the
-error of the first task in order; one line when a worker is killed; workers that remove half-written folders when they are terminated,
-ignore Ctrl-C, do not import the caller's script, and end when their parent process is gone.
+Each process is a `concurrent.futures.ProcessPoolExecutor` of one worker with the spawn method, so that a worker that is killed ends no
+other. What it lacks is here: events while a task runs; the error of the first task in order; one line when a worker is killed; workers that
+remove half-written folders when they are terminated, ignore Ctrl-C, do not import the caller's script, and end when their parent process is
+gone.
 """
 
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import logging
 import multiprocessing
@@ -23,10 +25,10 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from multiprocessing.process import BaseProcess
@@ -64,37 +66,69 @@ class Executor(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Processes:
-    """Run tasks in `workers` processes of this machine; with 1, and in a worker of `multiprocessing.Pool`, in this process. Raises the
-    error of the first failed task in order.
+    """Run tasks in `workers` processes of this machine; with 1, and in a worker of `multiprocessing.Pool`, `map` runs them in this process.
+
+    remedy: what the error of a killed worker advises.
     """
 
     workers: int = 1
+    remedy: str = "run again with fewer workers; finished tasks are kept"
 
     def map(self, function: str, tasks: Sequence[Any], *, on_event: OnEvent) -> list[Any]:
+        """As `Executor.map`; raises the error of the first failed task in order."""
         if self.workers < 2 or len(tasks) < 2 or multiprocessing.current_process().daemon:  # which may have no children
             call = import_function(function)
             return [call(task, partial(on_event, number)) for number, task in enumerate(tasks)]
-        context = multiprocessing.get_context("spawn")
-        events = context.SimpleQueue()
-        pool = ProcessPoolExecutor(min(self.workers, len(tasks)), context, initializer=_begin, initargs=(events,))
-        processes: dict[int, BaseProcess] = {}
+        results: dict[int, Any] = {}
+        failures: dict[int, Exception] = {}
+        before_failures = itertools.takewhile(lambda number: number < min(failures, default=len(tasks)), range(len(tasks)))
+        with closing(self.outcomes(function, tasks, on_event=on_event, numbers=before_failures)) as outcomes:
+            for number, outcome in outcomes:
+                (failures if isinstance(outcome, Exception) else results)[number] = outcome
+                if failures and all(earlier in results for earlier in range(min(failures))):
+                    raise failures[min(failures)]
+        return [results[number] for number in range(len(tasks))]
 
-        def submit(number: int) -> Future[_Result]:
-            with _starting_workers():
-                future = pool.submit(_work, function, number, tasks[number])
-            processes.update(pool._processes)  # public only as terminate_workers, from Python 3.14 on
-            return future
+    def outcomes(
+        self, function: str, tasks: Sequence[Any], *, on_event: OnEvent, numbers: Iterable[int] | None = None
+    ) -> Generator[tuple[int, Any], None, None]:
+        """Yield the number of each task and its result or error, as soon as it is done, whatever happens to the others. A worker that is
+        killed is replaced; the error of its task is an EnvironmentFault. Closing the generator ends the workers.
 
+        numbers: the tasks to begin, in order; None = all.
+        """
+        waiting = iter(range(len(tasks)) if numbers is None else numbers)
+        workers = [_Worker() for _ in range(min(self.workers, len(tasks)))]
+        idle = list(workers)
+        running: dict[Future[_Result], tuple[int, _Worker]] = {}
         try:
-            return _results(submit, len(tasks), 2 * self.workers, events, on_event)
-        except BrokenProcessPool as error:
-            pool.shutdown()
-            raise _killed(list(processes.values())) from error
+            while True:
+                while idle and (number := next(waiting, None)) is not None:
+                    worker = idle.pop()
+                    running[worker.submit(function, number, tasks[number])] = number, worker
+                if not running:
+                    return
+                done, _ = wait(running, _EVENT_SECONDS, return_when=FIRST_COMPLETED)
+                for _, worker in running.values():
+                    worker.pass_events(on_event)
+                for future in done:
+                    number, worker = running.pop(future)
+                    outcome: Any
+                    try:
+                        outcome = unwrap(future.result())
+                    except BrokenProcessPool:
+                        worker.close()
+                        outcome = EnvironmentFault(f"a worker process was ended {worker.ended}, possibly out of memory; {self.remedy}")
+                    except Exception as failure:
+                        outcome = failure
+                    idle.append(worker)
+                    yield number, outcome
         except BaseException:
-            _end(list(processes.values()))
+            _end([worker.process for worker in workers if worker.process is not None])
             raise
         finally:
-            pool.shutdown(cancel_futures=True)
+            for worker in workers:
+                worker.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,36 +218,42 @@ class SummedProgress:
             self._emit(event)
 
 
-def _results(submit: Callable[[int], Future[_Result]], count: int, window: int, events: Any, on_event: OnEvent) -> list[Any]:
-    """Return the results of tasks 0 to `count` - 1, of which at most `window` are submitted at a time.
+class _Worker:
+    """A process that runs one task at a time: started by the first, and again by the next after it was killed."""
 
-    No future is cancelled: up to Python 3.11, `concurrent.futures` fails in its own thread if a worker dies while a cancelled task waits.
-    """
-    pending: dict[Future[_Result], int] = {}
-    failures: dict[int, Exception] = {}
-    results: dict[int, Any] = {}
-    limit = count  # the first failed task; later tasks do not matter
-    submitted = 0
-    while submitted < limit or any(number < limit for number in pending.values()):
-        while submitted < limit and len(pending) < window:
-            pending[submit(submitted)] = submitted
-            submitted += 1
-        done, _ = wait(pending, _EVENT_SECONDS, return_when=FIRST_COMPLETED)
-        while not events.empty():
-            number, event = events.get()
+    def __init__(self) -> None:
+        self.process: BaseProcess | None = None
+        self._context = multiprocessing.get_context("spawn")
+        self._pool: ProcessPoolExecutor | None = None
+        self._events: Any = None  # of this process alone: it may be killed while it holds the lock of the queue
+
+    def submit(self, function: str, number: int, task: Any) -> Future[_Result]:
+        if self.process is not None and not self.process.is_alive():
+            self.close()
+        if self._pool is None:
+            self._events = self._context.SimpleQueue()
+            self._pool = ProcessPoolExecutor(1, self._context, initializer=_begin, initargs=(self._events,))
+        with _starting_workers():
+            future = self._pool.submit(_work, function, number, task)
+        (self.process,) = self._pool._processes.values()  # public only as terminate_workers, from Python 3.14 on
+        return future
+
+    def pass_events(self, on_event: OnEvent) -> None:
+        while not self._events.empty():
+            number, event = self._events.get()
             on_event(number, Event(**event))
-        for future in done:
-            number = pending.pop(future)
-            try:
-                results[number] = unwrap(future.result())
-            except BrokenProcessPool:
-                raise
-            except Exception as failure:
-                failures[number] = failure
-        limit = min(failures, default=limit)
-    if failures:
-        raise failures[limit]
-    return [results[number] for number in range(count)]
+
+    def close(self) -> None:
+        """Wait for the end of the process, which has no task or was killed."""
+        if self._pool is not None:
+            self._pool.shutdown()
+            self._pool = None
+
+    @property
+    def ended(self) -> str:
+        """What ended the process of a pool that is closed."""
+        code = -signal.SIGTERM if self.process is None or self.process.exitcode is None else self.process.exitcode
+        return f"by signal {-code}" if code < 0 else f"with code {code}"
 
 
 def _end(processes: Sequence[BaseProcess]) -> None:
@@ -224,16 +264,6 @@ def _end(processes: Sequence[BaseProcess]) -> None:
         process.join(_CLEANING_SECONDS)
         if process.is_alive():
             process.kill()
-
-
-def _killed(processes: Sequence[BaseProcess]) -> EnvironmentFault:
-    """Return the error for a broken pool, which has terminated its remaining workers by SIGTERM."""
-    codes = [process.exitcode for process in processes if process.exitcode not in (None, 0, -signal.SIGTERM)]
-    code = codes[0] if codes and codes[0] is not None else -signal.SIGTERM
-    how = f"by signal {-code}" if code < 0 else f"with code {code}"
-    return EnvironmentFault(
-        f"a worker process was ended {how}, possibly out of memory; run again with fewer workers; finished tasks are kept"
-    )
 
 
 @contextmanager
@@ -248,7 +278,7 @@ def _starting_workers() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-_leaving = threading.Event()
+_working, _leaving = threading.Event(), threading.Event()  # in a worker: it has a task; it was told to end
 _events: Any = None  # in a worker: the queue of events to the parent process
 
 
@@ -263,6 +293,8 @@ def _begin(events: Any) -> None:
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
+    if not _working.is_set():
+        os._exit(0)  # nothing is to be cleaned up, and the pool might catch SystemExit and wait for the next task
     if not _leaving.is_set():  # only once, to not interrupt the cleanup
         _leaving.set()
         raise SystemExit
@@ -283,8 +315,12 @@ def _work(function: str, number: int, task: Any) -> _Result:
             raise SystemExit
         _events.put((number, {name: getattr(event, name) for name in Event.__dataclass_fields__}))
 
+    _working.set()
     try:
-        return run_task(import_function(function), task, emit)
+        try:
+            return run_task(import_function(function), task, emit)
+        finally:
+            _working.clear()
     finally:
         if _leaving.is_set():
             os._exit(0)  # the pool would catch SystemExit and run the next task
