@@ -86,6 +86,27 @@ def test_the_contribution_to_a_probability_that_float32_rounds_to_1_is_small() -
     assert 0 < contribution < 1.5
 
 
+class LongText(Saturated):
+    """The most texts that it was given at a time, and in all."""
+
+    most = total = 0
+
+    def outputs(self, texts: Sequence[str], pairs: Sequence[str | None] | None) -> FloatArray:
+        self.most, self.total = max(self.most, len(texts)), self.total + len(texts)
+        return super().outputs(texts, pairs)
+
+
+def test_a_long_text_is_explained_in_spans_of_several_words(finished: Path) -> None:
+    text, long = "a, b\n" * 250, LongText()
+    assert len(explain(long, text, label="a").words) == 500
+    words = explain(long, f"{text} x", label="a").words
+    assert [words[0].text, words[1].text, words[-1].text] == ["a, b", "a, b", "x"]
+    assert [word.start for word in words[:-1] if word.contribution] == []
+    assert words[-1].contribution > 0
+    assert (long.most, long.total) == (64, 501 + 252)
+    assert "harbour" in printed("explain", finished, f"{TEXT} " * 50, "--model-part", "tfidf")
+
+
 def test_removing_the_top_words_changes_the_label(predictor: Predictor, finished: Path) -> None:
     """Without its three top words the label loses more probability than without three random words, on average."""
     generator = np.random.default_rng(0)

@@ -308,7 +308,7 @@ def show_explanation(explanation: Mapping[str, Any]) -> None:
             console.print(f"({truncated:,} more characters: truncated)", style="dim")
     ranked = sorted(words, key=lambda word: -abs(word["contribution"]))[:_WORDS_SHOWN]
     format_of, unit = ("+.3g", "change of the number") if is_number else ("+.2f", "log-odds of the label")
-    rows = [[printable(word["text"]), *[word["field"]] * is_pair, f"{word['contribution']:{format_of}}"] for word in ranked]
+    rows = [[beginning(word["text"], 60), *[word["field"]] * is_pair, f"{word['contribution']:{format_of}}"] for word in ranked]
     show_table("largest contributions", ("word", *["in"] * is_pair, unit), rows)
     for passage in explanation["passages"]:
         terms = ", ".join(term for term, _ in passage["terms"][:8])

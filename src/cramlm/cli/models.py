@@ -305,7 +305,8 @@ def explain(
     """Show what each word contributes to the label or number of a text.
 
     The contribution is the decrease of the label's log-odds, or of the number, without the word. Of a pair, the words of both texts are
-    shown; of a run, also the nearest retrieved passages.
+    shown; of a run, also the nearest retrieved passages. Of a text of more than 500 words, each of at most 500 spans of consecutive words
+    has a contribution.
 
     Examples:
         cramlm explain runs/mine "aspirin irreversibly inhibits COX-1"

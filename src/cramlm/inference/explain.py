@@ -2,8 +2,9 @@
 
 The contribution of a word is the decrease of a label's log-odds without the word, or of the number of a regression (occlusion). In a
 deletion test it was as faithful as integrated gradients (docs/log.md) in less than half the time; it needs predictions only, so it works
-for ONNX models as well. It costs one prediction per word. Of two redundant words each has a small contribution, since the other one
-remains.
+for ONNX models as well. It costs one prediction per word, and at most `MOST_PARTS`: a longer text is divided into spans of equally many
+words, each with one contribution, as SHAP does, which has the same bound by default (`max_evals`). Of two redundant words each has a small
+contribution, since the other one remains.
 
 Of a pair the words of both texts are removed, one at a time; each has the field that it is in, text or text_pair.
 
@@ -14,12 +15,15 @@ The nearest passages are the BM25 hits among the passages of the selection, whic
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
 import shutil
 import tempfile
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 
@@ -36,6 +40,8 @@ from cramlm.storage.artifacts import CATALOG, MANIFEST
 from cramlm.text.characters import is_mark
 
 PASSAGES_FOLDER = "selection-index"
+MOST_PARTS: Final = 500
+_BATCH = 64  # texts predicted at a time
 _SMALLEST = 1e-30  # minimum of a probability and of the sum of the others
 _ROUNDING = 2.0**-24  # half the distance of 1 from the next smaller float32
 _CONTINUES_EMOJI = re.compile("[\u200d\U0001f3fb-\U0001f3ff\U000e0020-\U000e007f]")  # joiner, skin tones, tags
@@ -46,7 +52,7 @@ _FLAG = re.compile("[\U0001f1e6-\U0001f1ff]{2}")
 class ExplainedWord:
     """Characters [start, stop) of `field`, and their contribution to the log-odds of the label (natural logarithm) or to the number.
 
-    A negative one is against the label, or makes the number smaller.
+    A negative one is against the label, or makes the number smaller. Several consecutive words in a text of more than `MOST_PARTS`.
     """
 
     start: int
@@ -92,7 +98,7 @@ def explain(
     """Return what each word of `text` contributes to a label or number, and the nearest passages of `run`, if given.
 
     text_pair: the second text, for a model of pairs. label: the label to explain; None = the most probable one. Costs one prediction per
-    word.
+    word; from 501 words on, spans of several words have a contribution, and it costs at most 502.
 
     Raises:
         UsageError: if a text is blank, or not one string, `text_pair` is not what the model was trained on, or the model has no such label.
@@ -107,9 +113,14 @@ def explain(
             raise UsageError(f"{name} to explain is {value!r:.40}; pass one string that is not blank")
     sides = [_read_words(each, spans) for each, spans in zip((text, text_pair or ""), predictor.word_spans(text, text_pair), strict=True)]
     (of_text, read), (of_pair, read_pair) = sides
-    texts = [read, *_without_each(read, of_text), *[read] * len(of_pair)]
-    pairs = None if text_pair is None else [read_pair, *[read_pair] * len(of_text), *_without_each(read_pair, of_pair)]
-    outputs = predictor.outputs(texts, pairs).astype(np.float64)
+    size = max(1, math.ceil((len(of_text) + len(of_pair)) / MOST_PARTS))
+    of_text, of_pair = _joined(of_text, size), _joined(of_pair, size)
+    changed = itertools.chain(
+        [(read, read_pair)],
+        ((without, read_pair) for without in _without_each(read, of_text)),
+        ((read, without) for without in _without_each(read_pair, of_pair)),
+    )
+    outputs = _outputs(predictor, changed, paired=text_pair is not None)
     column = int(outputs[0].argmax()) if label is None else predictor.labels.index(label)
     evidence = _evidence(outputs, column, predictor.kind)
     contributions = iter((evidence[0] - evidence[1:]).tolist())
@@ -154,9 +165,23 @@ def _read_words(text: str, spans: list[tuple[int, int]]) -> tuple[list[tuple[int
     return words, text[: words[-1][1]] if words else ""
 
 
-def _without_each(text: str, spans: list[tuple[int, int]]) -> list[str]:
+def _joined(spans: list[tuple[int, int]], size: int) -> list[tuple[int, int]]:
+    """The spans of each `size` consecutive words."""
+    return [(part[0][0], part[-1][1]) for start in range(0, len(spans), size) if (part := spans[start : start + size])]
+
+
+def _without_each(text: str, spans: list[tuple[int, int]]) -> Iterator[str]:
     """The text without each of the words; a space replaces it, so that its neighbours stay apart."""
-    return [f"{text[:start]} {text[stop:]}" for start, stop in spans]
+    return (f"{text[:start]} {text[stop:]}" for start, stop in spans)
+
+
+def _outputs(predictor: BasePredictor, texts: Iterator[tuple[str, str]], *, paired: bool) -> np.ndarray[Any, Any]:
+    """The outputs of texts, float64 (n, labels), computed without holding all texts. paired: with their second halves."""
+    rows = []
+    while batch := list(itertools.islice(texts, _BATCH)):
+        firsts, seconds = map(list, zip(*batch, strict=True))
+        rows.append(predictor.outputs(firsts, seconds if paired else None))
+    return np.concatenate(rows).astype(np.float64)
 
 
 def _whole_emoji(text: str, spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
