@@ -13,6 +13,7 @@ from sklearn.metrics import f1_score
 
 from cramlm.config.run import DEV_METRICS
 from cramlm.data.labels import format_labels, format_number
+from cramlm.evaluation import comparison
 from cramlm.evaluation.comparison import SPLITS, Verdict, _half, compare_on_dev, compare_predictions, cross_fitted, holm
 from cramlm.evaluation.kinds import DevScorer
 from cramlm.records import IntArray, TaskKind
@@ -36,6 +37,14 @@ def test_the_difference_is_the_mean_over_seeds_of_scikit_learns_macro_f1() -> No
     assert difference == compare_predictions(TRUE, one, other, trials=200)
     mirrored = compare_predictions(TRUE, other, one, trials=200)
     assert (mirrored.value, mirrored.p) == (pytest.approx(-difference.value), difference.p)
+
+
+def test_the_number_of_trials_that_are_computed_at_a_time_changes_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    sides = [[random_labels(TRUE, right, seed) for seed in (1, 2)] for right in (0.6, 0.55)]
+    at_once = compare_predictions(TRUE, *sides, trials=50)
+    monkeypatch.setattr(comparison, "_BLOCK", 7 * len(TRUE) + 1)
+    comparison._sample.cache_clear()
+    assert compare_predictions(TRUE, *sides, trials=50) == at_once
 
 
 def test_differences_of_several_labels_are_those_of_scikit_learn_and_of_numbers_those_of_scipy() -> None:

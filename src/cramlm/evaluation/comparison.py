@@ -11,7 +11,7 @@ Pearson's correlation), on the same test rows.
                vary; with few seeds the interval is a little narrow.
 
 `holm` corrects several p for their number (Holm 1979). Every score is a function of sums over rows (counts per label, moments of numbers),
-so a thousand trials are one matrix product.
+so many trials are one matrix product.
 
 Recommendation. Every model is the best on dev of many candidates, and the more candidates there were, the more its dev score is too high.
 Models are therefore compared by cross-fitted scores: the candidate is chosen on one half of dev and scored on the other, both ways, over
@@ -22,7 +22,7 @@ of the difference on all of dev (half-sample replication, McCarthy 1969); differ
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
@@ -41,6 +41,7 @@ _Singles: TypeAlias = npt.NDArray[Any]  # float32, or float64 after it was widen
 
 TRIALS = 2000
 LEVEL = 0.95
+_BLOCK: Final = 1 << 22  # trials times rows at a time
 CLEAR: Final = 1.64
 """A difference of more standard errors is clear: one-sided, by chance once in twenty times (docs/log.md)."""
 SPLITS: Final = 20
@@ -83,12 +84,14 @@ def compare_predictions(
         sides = [[_counts(truth, _label_sets(predictions, kind, columns)) for predictions in side] for side in (one, other)]
         score = functools.partial(_label_score, metric=metric)
     value = float(np.mean([score(a.sum(axis=0)) - score(b.sum(axis=0)) for a, b in zip(*sides, strict=True)]))
-    samples = _sample(len(true), trials)
-    swapped = np.mean(
-        [score(_swapped(a, b, samples.swaps)) - score(_swapped(b, a, samples.swaps)) for a, b in zip(*sides, strict=True)], axis=0
+    samples, pairs = _sample(len(true), trials), list(zip(*sides, strict=True))
+    hits = 0
+    for swaps in samples.swaps():
+        swapped = np.mean([score(_swapped(a, b, swaps)) - score(_swapped(b, a, swaps)) for a, b in pairs], axis=0)
+        hits += int((np.abs(swapped) >= abs(value) - 1e-12).sum())
+    resampled = np.concatenate(
+        [np.stack([score(weights @ a) - score(weights @ b) for a, b in pairs]) for weights in samples.weights()], axis=1
     )
-    hits = int((np.abs(swapped) >= abs(value) - 1e-12).sum())
-    resampled = np.stack([score(samples.weights @ a) - score(samples.weights @ b) for a, b in zip(*sides, strict=True)])
     seeds = np.random.Generator(np.random.Philox(key=[0, 0x5EED])).integers(0, len(one), size=(len(one), trials))
     means = np.take_along_axis(resampled, seeds, axis=0).mean(axis=0)
     low, high = (float(end) for end in np.percentile(means, [50 * (1 - LEVEL), 50 * (1 + LEVEL)]))
@@ -97,20 +100,40 @@ def compare_predictions(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Samples:
-    """Float32 (trials, rows), so that products with counts are exact. swaps: 0 or 1; weights: how often a row is sampled."""
+    """packed: bits of the swaps, uint8 (trials, rows / 8). counts: how often a row is sampled, uint8 (trials, rows)."""
 
-    swaps: _Singles
-    weights: _Singles
+    packed: npt.NDArray[np.uint8]
+    counts: npt.NDArray[np.uint8]
+
+    def swaps(self) -> Iterator[_Singles]:
+        """Yield 0 or 1 in blocks of trials, (block, rows), in float32, so that products with counts are exact."""
+        rows = self.counts.shape[1]
+        for block in _blocks(*self.counts.shape):
+            yield np.unpackbits(self.packed[block], axis=1, count=rows).astype(np.float32)
+
+    def weights(self) -> Iterator[_Singles]:
+        """Yield `counts` in the same way."""
+        for block in _blocks(*self.counts.shape):
+            yield self.counts[block].astype(np.float32)
+
+
+def _blocks(trials: int, rows: int) -> Iterator[slice]:
+    """Yield slices of trials with at most `_BLOCK` values, or with one trial."""
+    size = max(1, _BLOCK // rows)
+    return (slice(start, min(trials, start + size)) for start in range(0, trials, size))
 
 
 @functools.lru_cache(maxsize=1)
 def _sample(rows: int, trials: int) -> _Samples:
     """The same samples for every pair of methods with this number of rows."""
     random = np.random.Generator(np.random.Philox(key=[0, 0x5169]))
-    swaps = (random.random((trials, rows), dtype=np.float32) < 0.5).astype(np.float32)
-    positions = random.integers(0, rows, size=(trials, rows)) + rows * np.arange(trials)[:, None]
-    weights = np.bincount(positions.ravel(), minlength=trials * rows).reshape(trials, rows).astype(np.float32)
-    return _Samples(swaps, weights)
+    sizes = [block.stop - block.start for block in _blocks(trials, rows)]
+    packed = [np.packbits(random.random((size, rows), dtype=np.float32) < 0.5, axis=1) for size in sizes]
+    counts = []
+    for size in sizes:
+        positions = random.integers(0, rows, size=(size, rows)) + rows * np.arange(size)[:, None]
+        counts.append(np.bincount(positions.ravel(), minlength=size * rows).reshape(size, rows).astype(np.uint8))
+    return _Samples(np.concatenate(packed), np.concatenate(counts))
 
 
 def holm(p: Mapping[str, float]) -> dict[str, float]:
