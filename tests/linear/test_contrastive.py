@@ -10,11 +10,11 @@ import pytest
 import torch
 from threadpoolctl import threadpool_limits
 
+from cramlm.io.threads import Workers
 from cramlm.linear import contrastive
 from cramlm.linear.contrastive import Halves, equalize, loss_of_halves, train_on_halves
 from cramlm.linear.features import count_columns
 from cramlm.linear.word_vectors import mean_vectors
-from cramlm.linear.workers import Workers
 from cramlm.records import FloatArray, Int32Array, IntArray
 from cramlm.storage.arrays import offsets_of, unit_vectors
 

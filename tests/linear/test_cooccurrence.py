@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from sklearn.utils.extmath import randomized_svd
 
+from cramlm.io.threads import Workers
 from cramlm.linear import cooccurrence
 from cramlm.linear.cooccurrence import LARGEST, Contexts, count_contexts, ppmi, rare_rows, singular_vectors, token_embeddings
-from cramlm.linear.workers import Workers
 from cramlm.model.tokenizer import Tokens
 
 

@@ -36,7 +36,7 @@ from cramlm.data.task import read_task
 from cramlm.evaluation.kinds import KINDS, DevScorer
 from cramlm.evaluation.logit_adjustment import TAUS, logit_adjustments
 from cramlm.linear import fit as fit_module
-from cramlm.linear import workers as workers_module
+from cramlm.linear import solvers
 from cramlm.linear.features import VARIANTS
 from cramlm.linear.fit import VECTOR_WEIGHTS, LinearFit, SearchSpace, Spans, TaskFeatures, fit_linear, markers_of
 from cramlm.linear.solvers import inner_products
@@ -180,7 +180,7 @@ def test_of_many_texts_a_sample_is_searched_and_finalists_are_fitted_on_all(monk
 @pytest.mark.parametrize("task", [topic_task(sea=60, hill=20, war=20), number_task()], ids=["labels", "numbers"])
 def test_threads_change_neither_the_model_nor_what_was_tried(task: Task, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fit_module, "FEW_TEXTS", few)
-    monkeypatch.setattr(workers_module, "MIN_THREADED_PRODUCTS", 0)
+    monkeypatch.setattr(solvers, "MIN_THREADED_PRODUCTS", 0)
     one, several = (fit(task, vectors=VECTORS, c=(0.1, 1.0, 10.0, 100.0), threads=threads) for threads in (1, 3))
     assert without_seconds(one) == without_seconds(several)
     assert np.array_equal(one.predictions, several.predictions)
@@ -193,7 +193,7 @@ def test_threads_change_neither_the_model_nor_what_was_tried(task: Task, few: in
 def test_matrices_of_many_dev_texts_are_kept_for_one_weight_of_text_vectors_at_a_time(
     threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workers_module, "MIN_THREADED_PRODUCTS", 0)
+    monkeypatch.setattr(solvers, "MIN_THREADED_PRODUCTS", 0)
     monkeypatch.setattr(fit_module, "MAX_KEPT_VALUES", 0)
     task = topic_task(sea=100, hill=100, war=100)
     task, peaks = replace(task, dev=task.dev * 60), list[int]()

@@ -19,10 +19,10 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from cramlm.io.threads import ONE, Workers
 from cramlm.linear.cooccurrence import prefetch
 from cramlm.linear.features import count_columns
 from cramlm.linear.word_vectors import mean_vectors
-from cramlm.linear.workers import ONE, Workers
 from cramlm.records import FloatArray, Int32Array, IntArray
 from cramlm.storage.arrays import offsets_of
 from cramlm.storage.compiled import jit

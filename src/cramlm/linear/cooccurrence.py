@@ -22,7 +22,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from cramlm.linear.workers import ONE, Workers
+from cramlm.io.threads import ONE, Workers
 from cramlm.model.tokenizer import Tokens
 from cramlm.records import FloatArray, Int32Array, IntArray
 from cramlm.storage.arrays import offsets_of

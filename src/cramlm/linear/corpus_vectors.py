@@ -20,12 +20,12 @@ import numpy as np
 import numpy.typing as npt
 
 from cramlm.data.corpus import MAX_RESIDENT_BYTES, Corpus
+from cramlm.io.threads import LastProgress, Workers
 from cramlm.linear.contrastive import EPOCHS, MIN_BATCHES, Halves, Texts, equalize, train_on_halves, training_settings
 from cramlm.linear.cooccurrence import CHUNK, ppmi, rare_rows, singular_vectors
 from cramlm.linear.features import count_columns
 from cramlm.linear.solvers import on_one_blas_thread
 from cramlm.linear.word_vectors import FREQUENT, CorpusVectors, WordVectors, mean_vectors
-from cramlm.linear.workers import LastProgress, Workers
 from cramlm.model.tokenizer import Tokens
 from cramlm.records import Diacritics, Emit, Event, FloatArray, Int32Array, IntArray, silent
 from cramlm.retrieval.bm25.analysis import PLAIN, Analyzer, Vocabulary

@@ -25,13 +25,13 @@ from cramlm.evaluation.calibration import calibrate_numbers
 from cramlm.evaluation.combination import HeldOut
 from cramlm.evaluation.kinds import KINDS, METRIC_NAMES, DevScorer, distinct_rows, format_metric
 from cramlm.evaluation.logit_adjustment import logit_adjustments, neighbouring_taus
+from cramlm.io.threads import LastProgress, Workers
 from cramlm.linear.cross_validation import fold_predictor, held_out_folds
 from cramlm.linear.features import PARTS, VARIANTS, Terms, Tfidf, Variant, Vocabulary, join, normalize
 from cramlm.linear.files import BayesSetting, Setting
 from cramlm.linear.model import LinearModel, beside
-from cramlm.linear.solvers import SOLVERS, Coefficients, Coordinates, Fitter, inner_products, on_one_blas_thread
+from cramlm.linear.solvers import SOLVERS, Coefficients, Coordinates, Fitter, inner_products, on_one_blas_thread, worthwhile_threads
 from cramlm.linear.word_vectors import CorpusVectors
-from cramlm.linear.workers import LastProgress, Workers, worthwhile_threads
 from cramlm.records import PAIR_BOUNDARY, Emit, Event, Example, FloatArray, IntArray, Task, silent
 from cramlm.text.markers import Markers
 

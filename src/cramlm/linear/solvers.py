@@ -39,6 +39,8 @@ _LBFGS: Final[dict[str, Any]] = {"gtol": 1e-4, "maxiter": 40}  # more iterations
 _JITTER: Final = 1e-5  # added to the diagonal of inner products of rows of length 1; ten times as much until it suffices
 _DENSE_COLUMN: Final = 0.03  # share of the rows with an entry from which a column is multiplied as dense
 _COLUMNS_AT_ONCE: Final = 2048
+MIN_THREADED_PRODUCTS: Final = 1_000_000
+"""Texts * texts * labels of a fit in coordinates. Of smaller ones the interpreter, which runs one thread at a time, takes the most time."""
 
 
 _Parameters = ParamSpec("_Parameters")
@@ -287,6 +289,11 @@ class Coordinates:
         combined = scipy.linalg.solve_triangular(self.rows, fitted.weights, lower=True, trans="T", check_finite=False)
         weights = np.concatenate([np.asarray(part.T @ combined, dtype=np.float32) for part in train])
         return Coefficients(weights, fitted.bias)
+
+
+def worthwhile_threads(threads: int, *, texts: int, labels: int) -> int:
+    """Return `threads`, or 1 if fits of so many texts and labels are too small for several threads."""
+    return threads if texts**2 * labels >= MIN_THREADED_PRODUCTS else 1
 
 
 def inner_products(one: Any, other: Any) -> FloatArray:

@@ -22,12 +22,12 @@ import numpy as np
 from cramlm.evaluation.calibration import calibrate, calibrate_labels, calibrate_numbers
 from cramlm.evaluation.combination import Combination, HeldOut, combine_on_dev
 from cramlm.evaluation.kinds import KINDS
+from cramlm.io.threads import LastProgress, Workers
 from cramlm.linear.cross_validation import FOLDS, fold_predictor, folds
 from cramlm.linear.files import Setting
 from cramlm.linear.fit import FEW_TEXTS, in_coordinates
 from cramlm.linear.model import LinearModel
-from cramlm.linear.solvers import SOLVERS, Coordinates, inner_products, on_one_blas_thread
-from cramlm.linear.workers import LastProgress, Workers, worthwhile_threads
+from cramlm.linear.solvers import SOLVERS, Coordinates, inner_products, on_one_blas_thread, worthwhile_threads
 from cramlm.records import BoolArray, Emit, Event, FloatArray, IntArray, Scale, Task, TaskKind, silent
 
 TRAINING_TEXTS_FILE: Final = "task.npy"

@@ -267,7 +267,7 @@ def measure_machine(config: RunConfig, limit: Budget, precision: Precision, *, l
     The number of threads is chosen if the budget is a time and the config leaves it open; otherwise it is the number of cores, so that
     equal configs give equal bits.
     """
-    cores, on_gpu = threads_of(config), resolve_device(config.device).type != "cpu"
+    cores, on_gpu = threads_of(config), resolve_device(config.device).type == "cuda"
     fixed = config.threads or config.tokens_per_second or limit.seconds is None or cores == 1 or on_gpu
     choice = (cores,) if fixed else (1, cores)
     with_head, without_head = _phase_of_each_kind(config.phases)

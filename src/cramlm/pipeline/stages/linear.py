@@ -18,6 +18,7 @@ from cramlm.data.task import task_fingerprint
 from cramlm.evaluation.calibration import FEWEST_NUMBERS
 from cramlm.evaluation.combination import HeldOut
 from cramlm.evaluation.prediction import sequences_of
+from cramlm.io.threads import Workers
 from cramlm.linear.bayes import bayes_reads_seed, fit_bayes
 from cramlm.linear.cooccurrence import count_tokens, token_embeddings
 from cramlm.linear.corpus_vectors import build_word_vectors
@@ -27,7 +28,6 @@ from cramlm.linear.model import FORMAT, LinearModel
 from cramlm.linear.self_training import reads_unlabelled, self_trained, self_training_reads_seed
 from cramlm.linear.token_vectors import WORDS_SHARE, fit_token_vectors, join_token_vectors
 from cramlm.linear.word_vectors import CorpusVectors, WordVectors
-from cramlm.linear.workers import Workers
 from cramlm.model.tokenizer import UNCUT
 from cramlm.pipeline.context import EncodedTexts, RunContext, RunPlan, SelectedPassages, Stage, fingerprint, write_json
 from cramlm.planning.budget import Speed, plan_selection

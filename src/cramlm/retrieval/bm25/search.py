@@ -18,9 +18,7 @@ again with the proven threshold. So results do not depend on the batch, the orde
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from numbers import Real
@@ -31,6 +29,7 @@ import numpy.typing as npt
 
 from cramlm.config.retriever import MOST_K1
 from cramlm.errors import UsageError
+from cramlm.io.threads import Workers
 from cramlm.records import BoolArray, Emit, Event, FloatArray, Int32Array, IntArray, silent
 from cramlm.retrieval.bm25 import kernels
 from cramlm.retrieval.bm25.analysis import PLAIN, Analyzer, Vocabulary
@@ -247,10 +246,10 @@ def search_keys(
         raise UsageError(f"search needs limit >= 1 and threads >= 1, got limit {limit}, threads {threads}; correct the setting")
     limit = min(limit, statistics.documents)
     per_scan = max(64, CANDIDATE_BYTES // (8 * _capacity(limit) * threads))
-    with ThreadPoolExecutor(threads) as pool:
+    with Workers(threads) as workers:
         for first in range(0, len(queries), per_scan):
             chosen = np.arange(first, min(first + per_scan, len(queries)))
-            results = _search(segments, statistics, queries.take(chosen), limit, scoring, threads, pool, emit)
+            results = _search(segments, statistics, queries.take(chosen), limit, scoring, workers, emit)
             for query, (fraction_bits, keys) in zip(chosen.tolist(), results, strict=True):
                 yield query, fraction_bits, keys
 
@@ -261,8 +260,7 @@ def _search(
     queries: Queries,
     limit: int,
     scoring: Scoring,
-    threads: int,
-    pool: ThreadPoolExecutor,
+    workers: Workers,
     emit: Emit,
 ) -> list[tuple[int, PackedHits]]:
     results: list[tuple[int, PackedHits]] = [(0, np.empty(0, np.uint64))] * len(queries)
@@ -270,15 +268,9 @@ def _search(
         pending, least, estimate = chosen, np.ones(len(chosen), np.uint32), True
         while len(pending):
             batch = SearchBatch(segments, statistics, queries.take(pending), limit, scoring, fraction_bits)
-            shares = [batch.blocks[number::threads] for number in range(threads)]
-            stop = threading.Event()
-            on_block = _progress(emit, len(queries), len(batch.blocks), stop)
+            on_block = _progress(emit, len(queries), len(batch.blocks), workers)
             scan = partial(batch.scan, least=least, estimate=estimate, on_block=on_block)
-            try:
-                parts = list(pool.map(scan, shares))
-            except BaseException:
-                stop.set()  # after a signal, the pool waits for its threads
-                raise
+            parts = workers.all(partial(scan, batch.blocks[number :: workers.threads]) for number in range(workers.threads))
             hits, least = merge(parts, limit)
             for query, best in zip(pending.tolist(), hits, strict=True):
                 results[query] = fraction_bits, best
@@ -483,14 +475,13 @@ class SearchBatch:
         assert self._queries.sums(self._queries.count * impact[local]).max(initial=0.0) < 2**32
 
 
-def _progress(emit: Emit, queries: int, total: int, stop: threading.Event) -> Callable[[], None]:
-    """Return a function to call after every block, from any thread; it raises CancelledError once `stop` is set."""
+def _progress(emit: Emit, queries: int, total: int, workers: Workers) -> Callable[[], None]:
+    """Return a function to call after every block, from any thread."""
     done = 0
 
     def on_block() -> None:
         nonlocal done
-        if stop.is_set():
-            raise CancelledError
+        workers.go_on()
         done += 1  # a race may lose a count: this is a progress bar
         emit(Event("progress", "search", f"{queries:,} distinct queries", done=done, total=total, unit="blocks"))
 

@@ -1,4 +1,4 @@
-"""Threads that fit linear models and count and train word vectors side by side.
+"""Threads that search, fit linear models, and count and train word vectors side by side.
 
 Matrix products, compiled kernels, liblinear and most of NumPy release the interpreter's lock. With one thread a call runs when its result
 is read, so that nothing is computed that is not used.
@@ -20,13 +20,6 @@ from cramlm.records import Emit, Event
 _Result = TypeVar("_Result")
 _REPEAT_SECONDS: Final = 0.5
 _RANGES: Final = 2  # per thread, so that none waits long for another
-MIN_THREADED_PRODUCTS: Final = 1_000_000
-"""Texts * texts * labels of a fit in coordinates. Of smaller ones the interpreter, which runs one thread at a time, takes the most time."""
-
-
-def worthwhile_threads(threads: int, *, texts: int, labels: int) -> int:
-    """Return `threads`, or 1 if fits of so many texts and labels are too small for several threads."""
-    return threads if texts**2 * labels >= MIN_THREADED_PRODUCTS else 1
 
 
 class LastProgress:

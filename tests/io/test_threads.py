@@ -1,4 +1,4 @@
-"""Threads that fit linear models."""
+"""Threads that end at an error of any of them, and at a signal."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from cramlm.errors import Stopped
-from cramlm.linear.workers import LastProgress, Workers
+from cramlm.io.threads import LastProgress, Workers
 from cramlm.records import Event
 
 
