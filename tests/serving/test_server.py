@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shutil
 import signal
 import socket
@@ -318,6 +319,9 @@ def test_without_the_token_only_the_open_paths_respond(held_server: Server) -> N
         assert held_server.client.get("/metrics", headers=headers).status_code == 401
     for path in ("/healthz", "/readyz", "/openapi.json", "/"):
         assert held_server.client.get(path).status_code == 200
+        if path != "/openapi.json":
+            head = held_server.exchange(f"HEAD {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+            assert re.match(rb"HTTP/1.1 200 (?s:.*)\r\n\r\n\Z", head), "the headers alone, as monitors ask for"
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:8000", "127.0.0.1", "127.0.0.1:8000", "127.9.9.9", "[::1]", "[::1]:8000"])

@@ -182,11 +182,13 @@ def build_app(
         assert batcher.model is not None
         return JSONResponse({"predictions": _predictions(batcher.model, outputs)})
 
+    @app.head("/healthz", include_in_schema=False)
     @app.get("/healthz", response_model=StateResponse, tags=["state"])
     async def healthz() -> Response:
         """Return 200 as long as the process responds."""
         return JSONResponse({"status": "ok"})
 
+    @app.head("/readyz", include_in_schema=False)
     @app.get("/readyz", response_model=StateResponse, responses=_UNREADY, tags=["state"])
     async def readyz() -> Response:
         """Return 200 if the server accepts texts: not while the model loads, nor after a signal to stop."""
@@ -199,6 +201,7 @@ def build_app(
         """Counts and times in Prometheus's text format."""
         return Response(metrics.page(), media_type=metrics.content_type)
 
+    @app.head("/", include_in_schema=False)
     @app.get("/", include_in_schema=False)
     async def try_it() -> Response:
         return HTMLResponse(page(name, needs_token=token is not None, reads_pairs=reads_pairs), headers=PAGE_HEADERS)
