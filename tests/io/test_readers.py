@@ -87,7 +87,12 @@ def test_a_missing_column_is_reported_with_the_existing_ones(make: MakeFile, hea
 @pytest.mark.parametrize(
     ("name", "content", "line", "words"),
     [
-        ("a.csv", b"text,label\na,b\nc\xe9,d\n", 3, "byte 0xE9 at offset 16 of the file is not UTF-8"),
+        (
+            "a.csv",
+            b"text,label\na,b\nc\xe9,d\n",
+            3,
+            "byte 0xE9 at offset 16 of the file is not UTF-8 (of a file in another encoding convert",
+        ),
         ("a.csv", b"text,label\na,b\nc\0c,d\n", 3, "NUL byte at offset 16"),
         ("a.csv", b"text,label\na,b\nc\n", 3, "1 fields, expected 2"),
         ("a.csv", b"text,label\na,b\nc,d,e\n", 3, "3 fields, expected 2"),

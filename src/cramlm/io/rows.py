@@ -101,7 +101,8 @@ class RowCounts:
 
 def not_utf8(line: bytes, error: UnicodeDecodeError, offset: int) -> str:
     """Return the reason to reject a line that starts at this offset of its file and could not be decoded."""
-    return f"byte 0x{line[error.start]:02X} at offset {offset + error.start} of the file is not UTF-8"
+    where = f"byte 0x{line[error.start]:02X} at offset {offset + error.start} of the file"
+    return f"{where} is not UTF-8 (of a file in another encoding convert all of it, like iconv -f WINDOWS-1252 -t UTF-8)"
 
 
 def labels_value(values: Sequence[str]) -> str:
