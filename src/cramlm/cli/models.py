@@ -11,7 +11,7 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, assert_never
@@ -160,7 +160,7 @@ def predict(
     else:
         below = abstain_threshold(predictor.calibrated(), abstain_below, abstain_at_accuracy)
         predictions = predictor.predict_or_abstain(texts, pairs, below=below)
-    rows = ({"id": example.id, **asdict(prediction)} for example, prediction in zip(examples, predictions, strict=True))
+    rows = ({"id": example.id, **_fields_of(prediction)} for example, prediction in zip(examples, predictions, strict=True))
     if out is None:
         sys.stdout.writelines(json_lines(rows))
     elif table is not None:
@@ -469,6 +469,11 @@ def _texts_format(model: Path, text: str | None, pair: str | None, id_column: st
     from cramlm.inference.folders import columns_of
 
     return replace(columns_of(model, text, pair), label_column=None, id_column=id_column, ids="any")
+
+
+def _fields_of(prediction: AnyPrediction | SelectivePrediction) -> dict[str, Any]:
+    """As `asdict`, which copies the dictionary of probabilities value by value."""
+    return {field.name: getattr(prediction, field.name) for field in fields(prediction)}
 
 
 def with_columns(row: Mapping[str, Any]) -> dict[str, Any]:
