@@ -126,7 +126,7 @@ def compare(
 
 
 def _read(grid: Grid, cells: Sequence[Cell], failed: Mapping[str, str], *, paired: bool = True) -> Experiment:
-    results = read_results(cells)
+    results = read_results(cells, predictions=paired)
     pairs = pairs_of(results) if paired else []  # takes seconds with many arms and rows
     return Experiment(grid, tuple(results), tuple(rows_of(results)), tuple(pairs), totals_of(results), failed)
 

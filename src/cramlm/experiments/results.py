@@ -207,26 +207,32 @@ class Pair:
     kind: TaskKind = "classification"
 
 
-def read_results(cells: Sequence[Cell]) -> list[CellResult]:
-    """Read the results of finished cells.
+def read_results(cells: Sequence[Cell], *, predictions: bool = True) -> list[CellResult]:
+    """Read the results of finished cells. predictions: with those of the test rows, for `pairs_of`.
 
     The linear models of a group (training rows, seed) follow the first cell that fitted them, unless they are arms themselves.
     """
     results: list[CellResult] = []
+
+    def add(result: CellResult, file: Path) -> None:
+        true, predicted = _predictions(file, result.kind) if predictions else ((), ())
+        results.append(replace(result, true=true, predictions=predicted))
+
     arms = {cell.arm.name for cell in cells}
     has_bm25 = any(_retrieves_by_bm25(cell) for cell in cells)
     seen = set()
     for cell in cells:
-        scores = json.loads((cell.folder / "evaluation" / "scores.json").read_bytes())
-        results.append(_result(cell, scores))
+        evaluation = cell.folder / "evaluation"
+        scores = json.loads((evaluation / "scores.json").read_bytes())
+        add(_result(cell, scores), evaluation / "predictions-test.jsonl")
         if COMBINED in scores["models"]:
-            results.append(_combined_result(cell, scores))
+            add(_combined_result(cell, scores), evaluation / f"predictions-test-{COMBINED}.jsonl")
         for name in LINEAR_MODELS:
             group = (cell.labels, cell.seed, name)
             is_new = name in scores["models"] and name not in arms and group not in seen
             if is_new and (name == "tfidf" or not has_bm25 or _retrieves_by_bm25(cell)):
                 seen.add(group)
-                results.append(_linear_result(cell, scores, name))
+                add(_linear_result(cell, scores, name), evaluation / f"predictions-test-{name}.jsonl")
     return results
 
 
@@ -295,7 +301,6 @@ def _result(cell: Cell, scores: Mapping[str, Any]) -> CellResult:
         report = json.loads(selection.read_bytes())
         passages, tokens = report["documents"]["selected"], float(report["tokens"]["estimated"])
     parameters = json.loads(provenance.read_bytes()).get("parameters") if provenance.is_file() else None
-    true, predictions = _predictions(cell.folder / "evaluation" / "predictions-test.jsonl", scores["kind"])
     own = _scores(scores["models"][cell.config.name], scores["kind"])
     return CellResult(
         cell.arm.name,
@@ -307,9 +312,7 @@ def _result(cell: Cell, scores: Mapping[str, Any]) -> CellResult:
         parameters,
         passages,
         tokens,
-        true,
-        predictions,
-        scores["kind"],
+        kind=scores["kind"],
     )
 
 
@@ -320,18 +323,16 @@ def _is_combined(arm: str) -> bool:
 
 def _combined_result(cell: Cell, scores: Mapping[str, Any]) -> CellResult:
     """The combination of a run's encoder with its linear models; its costs are those of the run."""
-    true, predictions = _predictions(cell.folder / "evaluation" / f"predictions-test-{COMBINED}.jsonl", scores["kind"])
     entry = _scores(scores["models"][COMBINED], scores["kind"])
-    return replace(_result(cell, scores), arm=f"{cell.arm.name} {COMBINED}", scores=entry, true=true, predictions=predictions)
+    return replace(_result(cell, scores), arm=f"{cell.arm.name} {COMBINED}", scores=entry)
 
 
 def _linear_result(cell: Cell, scores: Mapping[str, Any], name: str) -> CellResult:
     """name: one of `LINEAR_MODELS` that is in `scores`."""
     entry = scores["models"][name]
     usage = Usage(seconds=float(entry["fit"]["seconds"]))
-    true, predictions = _predictions(cell.folder / "evaluation" / f"predictions-test-{name}.jsonl", scores["kind"])
     own = _scores(entry, scores["kind"])
-    return CellResult(name, cell.labels, cell.seed, own, usage, {}, None, 0, 0.0, true, predictions, scores["kind"])
+    return CellResult(name, cell.labels, cell.seed, own, usage, {}, None, 0, 0.0, kind=scores["kind"])
 
 
 def _scores(entry: Mapping[str, Any], kind: TaskKind) -> dict[str, dict[str, float]]:
@@ -343,11 +344,10 @@ def _predictions(path: Path, kind: TaskKind) -> tuple[tuple[str, ...], tuple[str
     """Return true and predicted labels of the test rows, as `Example` holds them; empty without a test file."""
     if not path.is_file():
         return (), ()
-    with path.open(encoding="utf-8") as file:
-        lines = [json.loads(line) for line in file]
     label_of: Mapping[TaskKind, Callable[[Any], str]] = {"classification": str, "multi-label": format_labels, "regression": format_number}
-    true, predicted = (tuple(label_of[kind](line[name]) for line in lines) for name in ("label", "predicted"))
-    return true, predicted
+    with path.open(encoding="utf-8") as file:
+        pairs = [(label_of[kind](row["label"]), label_of[kind](row["predicted"])) for row in map(json.loads, file)]
+    return tuple(true for true, _ in pairs), tuple(predicted for _, predicted in pairs)
 
 
 def _row(results: Sequence[CellResult]) -> Row:
