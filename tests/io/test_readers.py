@@ -1,4 +1,5 @@
 import csv
+import gzip
 import io
 import json
 import re
@@ -127,6 +128,13 @@ def test_a_first_line_that_names_the_separator_is_no_header(make: MakeFile, firs
     path = make("a.csv", f"{first}\nlabel;text,place\nx;one, two\n".replace(";", first.strip('"\r')[-1]))
     assert [(row.line, row.values) for row in Reader(path, (Column("text,place"),))] == [(3, ("one, two",))]
     assert Table.read(str(path)).rows == [{"label": "x", "text,place": "one, two"}]
+
+
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+def test_a_table_is_marked_if_its_text_is_also_in_a_compressed_file(make: MakeFile, mark: bytes) -> None:
+    content = mark + TABLE.encode()
+    for path in (make("a.csv", content), make("a.csv.gz", gzip.compress(content))):
+        assert Table.read(str(path)).marked == bool(mark)
 
 
 def test_the_command_of_the_message_quotes_a_file_whose_quotes_are_text(make: MakeFile) -> None:

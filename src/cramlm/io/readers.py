@@ -188,15 +188,16 @@ class Table:
         format_, compression = ("stdin", None) if path == STDIN else file_format(stamp.path)
         if format_ not in _SEPARATORS or not isinstance(stamp.path, Path):
             raise UsageError(f"{path}: not a .csv or .tsv file on this machine; only the columns of such a file are kept")
-        with stamp.path.open("rb") as file:
-            marked = file.read(3) == codecs.BOM_UTF8
+
+        def blocks() -> Iterator[bytes]:
+            return ByteStream(stamp, compression=compression).blocks()
 
         def lines() -> Lines:
-            return Lines(ByteStream(stamp, compression=compression).blocks(), limit=MAX_RECORD_BYTES)
+            return Lines(blocks(), limit=MAX_RECORD_BYTES)
 
         separators, counts = _SEPARATORS[format_], RowCounts(stamp.path, None)
         rows = list(read_named_columns(lines(), counts, separators=separators, limit=MAX_RECORD_BYTES))
-        return cls(rows, separator_of(lines(), separators), marked)
+        return cls(rows, separator_of(lines(), separators), next(blocks(), b"").startswith(codecs.BOM_UTF8))
 
 
 def _only(stamps: list[FileStamp]) -> FileStamp:
