@@ -1,4 +1,4 @@
-"""Compiled kernels of near-duplicates (duplicates.py): hashes of word 5-grams, and the kept passages that share some of them."""
+"""Compiled kernels of near-duplicates (duplicates.py): hashes of word 5-grams, and the search for kept passages that share them."""
 
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators
 
@@ -20,10 +20,12 @@ _ROUNDING = 1e-6  # of a product of a threshold and a number of shingles
 
 
 class Kept(NamedTuple):
-    """The shingles of the kept passages, with room for more; those of passage k are shingles[starts[k]:starts[k + 1]], ascending.
+    """The shingles of the kept passages: those of passage k are shingles[starts[k]:starts[k + 1]], ascending.
 
-    Shingle i is of passage owner[i]; earlier[i] is the last one before it that is equal (-1: none), repeats[i] how many there are up to it.
-    table (a power of two): by hash, the last of the equal shingles, -1 where none is. matches: 0 for every passage, between calls.
+    The arrays are longer than their content, so that passages can be added. owner[i]: the passage of shingle i. earlier[i]: the index of
+    the last equal shingle before i, -1 if there is none. repeats[i]: the number of equal shingles up to i, i included. table: hash table
+    (its size is a power of two) with the index of the last of the equal shingles, -1 in empty slots. matches: 0 for every passage between
+    calls.
     """
 
     shingles: npt.NDArray[np.uint64]
@@ -37,9 +39,10 @@ class Kept(NamedTuple):
 
 @jit
 def hash_shingles(hashes, word_offsets, shingles, offsets):
-    """Write the distinct shingles of each text, ascending, one text after the other. A shorter text is one shingle, one without words none.
+    """Write the distinct shingles of each text, ascending, one text after the other.
 
-    hashes, word_offsets: as of `WordHashes`. shingles: uint64 (words,). offsets: int64 (texts + 1,), from 0.
+    A text of fewer than WORDS words is one shingle; a text without words has none. hashes, word_offsets: as in `WordHashes`. shingles:
+    uint64 (words,). offsets: int64 (texts + 1,), from 0.
     """
     size = 0
     for text in range(len(word_offsets) - 1):
@@ -80,13 +83,14 @@ def _slot(shingle, shingles, table):
 
 
 @jit
-def find_twins(shingles, offsets, wanted, threshold, passages, kept, twins, similarities):
-    """Write for each wanted text the first kept passage that is a near-duplicate, and its similarity; keep the texts that have none (-1).
+def find_near_duplicates(shingles, offsets, wanted, threshold, passages, kept, duplicate_of, similarities):
+    """Write for each wanted text its first near-duplicate among the kept passages and their similarity; return the number of kept passages.
 
-    shingles, offsets: of `hash_shingles`. passages: number of kept ones; `kept` has room for all of these texts. Return the new number.
+    A wanted text without near-duplicate (`duplicate_of` -1) is added to the kept passages. shingles, offsets: as written by
+    `hash_shingles`. passages: number of kept passages before the call; the arrays of `kept` are long enough for all of the texts.
     """
-    room = np.diff(offsets).max()
-    slots, last, counts = np.empty(room, np.uint64), np.empty(room, np.int32), np.empty(room, np.int64)
+    most = np.diff(offsets).max()
+    slots, last, counts = np.empty(most, np.uint64), np.empty(most, np.int32), np.empty(most, np.int64)
     candidates = np.empty(len(kept.matches), np.int32)
     for text in range(len(offsets) - 1):
         if not wanted[text]:
@@ -117,13 +121,13 @@ def find_twins(shingles, offsets, wanted, threshold, passages, kept, twins, simi
             other = kept.shingles[kept.starts[passage] : kept.starts[passage + 1]]
             both = size + len(other)
             needed = np.int64(np.ceil(threshold / (1 + threshold) * both - _ROUNDING))
-            if matches + least - 1 < needed:  # also with all that were not looked up
+            if matches + least - 1 < needed:  # least - 1 shingles were not looked up; too few even if all of them match
                 continue
             shared = _count_equal(own, other, needed)
             if shared / (both - shared) >= threshold:
                 best = passage
                 similarities[text] = shared / (both - shared)
-        twins[text] = best
+        duplicate_of[text] = best
         if best < 0:
             start = kept.starts[passages]
             for i in range(size):
@@ -141,7 +145,7 @@ def find_twins(shingles, offsets, wanted, threshold, passages, kept, twins, simi
 
 @jit
 def _count_equal(one, other, needed):
-    """Return how many numbers two ascending arrays of distinct ones share, or, if under `needed`, any number under it."""
+    """Return how many numbers two ascending arrays without repeats share; if fewer than `needed`, any number below `needed`."""
     shared, i, j = 0, 0, 0
     while i < len(one) and j < len(other) and shared + min(len(one) - i, len(other) - j) >= needed:
         if one[i] == other[j]:

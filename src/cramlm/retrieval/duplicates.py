@@ -54,17 +54,17 @@ class NearDuplicates:
     def _find(
         self, positions: IntArray, text: npt.NDArray[np.uint8], offsets: IntArray, wanted: BoolArray
     ) -> Iterator[tuple[int, int, float]]:
-        from cramlm.retrieval.duplicate_kernels import find_twins
+        from cramlm.retrieval.duplicate_kernels import find_near_duplicates
 
         shingles, own = shingles_of(text, offsets)
-        self._make_room(len(positions), len(shingles))
-        twins, similarities = np.full(len(positions), -1, np.int64), np.zeros(len(positions))
-        find_twins(shingles, own, wanted, self._threshold, len(self._positions), self._kept, twins, similarities)
-        self._positions += positions[wanted & (twins < 0)].tolist()
-        for index in np.flatnonzero(twins >= 0).tolist():
-            yield index, self._positions[twins[index]], float(similarities[index])
+        self._grow(len(positions), len(shingles))
+        duplicate_of, similarities = np.full(len(positions), -1, np.int64), np.zeros(len(positions))
+        find_near_duplicates(shingles, own, wanted, self._threshold, len(self._positions), self._kept, duplicate_of, similarities)
+        self._positions += positions[wanted & (duplicate_of < 0)].tolist()
+        for index in np.flatnonzero(duplicate_of >= 0).tolist():
+            yield index, self._positions[duplicate_of[index]], float(similarities[index])
 
-    def _make_room(self, passages: int, shingles: int) -> None:
+    def _grow(self, passages: int, shingles: int) -> None:
         from cramlm.retrieval.duplicate_kernels import fill_table
 
         kept, count = self._kept, len(self._positions)

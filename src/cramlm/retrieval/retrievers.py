@@ -1,4 +1,4 @@
-"""`build_retriever`: from a config to its retriever; and the retrievers for BM25, random text and unions."""
+"""Build the retriever of a config (`build_retriever`); the retrievers for BM25, random text and unions."""
 
 from __future__ import annotations
 
@@ -51,11 +51,12 @@ from cramlm.retrieval.ranking import (
 
 @dataclass(frozen=True, slots=True)
 class UnionRetriever:
-    """Several retrievers in turn, merged into one ranking.
+    """Several retrievers whose rankings are interleaved in proportion to `shares`.
 
-    Each member's ranking is cut to its own bound. With share w, its document at index p has the turn (p + 1) / w. Documents are ordered by
-    turn, on ties by member; a document of several members has its first turn. Turns are compared rather than ranks, because ranks of
-    different retrievers differ in meaning (for BM25 thousands of documents have rank 0). shares: positive, one per member.
+    Each member's ranking is first cut to its own bound. The document at index p of a member with share w gets the turn (p + 1) / w. The
+    merged ranking is ordered by turn, then by member; a document that several members rank keeps its smallest turn. Turns are compared
+    instead of ranks, because ranks of different retrievers differ in meaning (for BM25 thousands of documents have rank 0). shares:
+    positive, one per member.
     """
 
     members: tuple[tuple[Retriever, Bound], ...]
@@ -77,7 +78,7 @@ class UnionRetriever:
 
 
 def take_turns(rankings: Sequence[Ranking], shares: Sequence[float]) -> Ranking:
-    """Return one ranking of all documents, one rank each; query and score are those of the member with the first turn."""
+    """Merge rankings as `UnionRetriever` describes; each document has a rank of its own, and the query and score of its first turn."""
     turn = np.concatenate([(np.arange(len(ranking)) + 1) / share for ranking, share in zip(rankings, shares, strict=True)])
     member = np.concatenate([np.full(len(ranking), number, np.int32) for number, ranking in enumerate(rankings)])
     position: IntArray = np.concatenate([ranking.position for ranking in rankings])
@@ -91,7 +92,7 @@ def take_turns(rankings: Sequence[Ranking], shares: Sequence[float]) -> Ranking:
 
 @dataclass(frozen=True, slots=True)
 class RandomRetriever:
-    """All documents in a random order. The control: a gain of retrieval over it is not a gain from more text."""
+    """All documents in random order. A control: what retrieval gains over it is not a gain from more text."""
 
     seed: int
 
@@ -100,7 +101,7 @@ class RandomRetriever:
         return {"seed": self.seed}
 
     def propose(self, corpus: Corpus, texts: Sequence[str], *, emit: Emit, fills: Fills | None = None) -> Proposal:
-        generator = np.random.default_rng([self.seed, 0x52414E44])  # this purpose's own stream
+        generator = np.random.default_rng([self.seed, 0x52414E44])  # a stream of random numbers that nothing else uses
         return Proposal(one_each(generator.permutation(len(corpus)).astype(np.int64)))
 
 
@@ -110,7 +111,7 @@ DistinctHits: TypeAlias = Iterator[tuple[int, IntArray, FloatArray]]
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """A search by several processes or machines. folder: its files, kept when it is interrupted. executor: runs the jobs."""
+    """Search in several processes or machines. folder: for intermediate files, which an interrupted search keeps. executor: runs jobs."""
 
     folder: Path
     executor: Executor

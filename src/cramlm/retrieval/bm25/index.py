@@ -90,7 +90,7 @@ class Bm25Index:
         return Bm25Index(path, artifact.fingerprint, listing, segments)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """An index is sent to another process as its path."""
+        """Send an index to another process as its path."""
         return Bm25Index.open, (self.path.absolute(),)
 
     @property
@@ -171,8 +171,10 @@ def build_index(
     executor: Executor | None = None,
     emit: Emit = silent,
 ) -> Bm25Index:
-    """Build the index of a corpus, or open the one in the store; segments in the store are reused. `workers` processes or `executor` build
-    the others, also those of the index in the store, with the same result; a process uses up to 0.8 GB.
+    """Build the index of a corpus, or open it if it is in the store.
+
+    Segments in the store are reused; missing ones are built by `workers` processes or by `executor`, with the same result. A process uses
+    up to 0.8 GB.
 
     Raises:
         ArtifactError: an existing segment or index is damaged. EnvironmentFault: the disk cannot be written.
@@ -214,7 +216,7 @@ def build_index(
 
 
 def verify_indexes(path: Path) -> None:
-    """Open every index at or below `path`: `artifacts.verify` checks existing segments, this that none is missing.
+    """Check that no index at or below `path` lacks a segment; `artifacts.verify` checks the segments that exist.
 
     Raises:
         ArtifactError: a segment is missing, damaged, or not the one that an index was built from.
@@ -262,8 +264,9 @@ def _build_segments(corpus: Corpus, plans: Sequence[SegmentPlan], store: Path, e
 
 
 def _latest_segments(store: Path) -> list[tuple[str, ...]]:
-    """Return the contents of the segments of the store's latest index; a deleted segment will be built again. Without those of an index
-    that another process is building, whose folder may get its name meanwhile.
+    """Return the contents of the segments of the store's latest index, or nothing if that index is incomplete.
+
+    Temporary folders of indexes that other processes build are ignored. A segment that was deleted is listed, too; it is built again.
     """
     listings = sorted((store / "indexes").glob(f"[!.]*/{LISTING}"), key=lambda path: (path.stat().st_mtime_ns, path.name))
     if not listings:

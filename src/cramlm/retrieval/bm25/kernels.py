@@ -25,8 +25,8 @@ from cramlm.storage.compiled import jit
 
 BLOCK = 4096  # passages
 SLOT_MASK = np.uint16(BLOCK - 1)  # low 12 bits of a posting: the passage's slot in its block; the high 4 bits: the term frequency
-MANY = 15  # this term frequency or more is stored in `large_frequencies`
-assert (BLOCK - 1) + (MANY << 12) < 2**16
+LARGE = 15  # a term frequency of at least LARGE is stored in `large_frequencies`
+assert (BLOCK - 1) + (LARGE << 12) < 2**16
 MAX_ENTRY_BYTES = 8  # of a dictionary entry: the step to the next term in up to 5 bytes, its number of postings in up to 2
 
 
@@ -35,9 +35,9 @@ class Blocks(NamedTuple):
 
     Block i's dictionary is dictionary[dictionary_offsets[i]:dictionary_offsets[i + 1]]: for each of its terms, ascending, the difference
     from the previous term (-1 before the first) and the number of postings, as variable-length integers (7 bits a byte, lowest first, high
-    bit set if another byte follows). Its postings (uint16, see SLOT_MASK and MANY) start at posting_offsets[i], in the order of the
-    dictionary, each term's by document. For a posting with MANY, `large_positions` (ascending) holds its index in `postings`,
-    `large_frequencies` its frequency.
+    bit set if another byte follows). Its postings (uint16, see SLOT_MASK and LARGE) start at posting_offsets[i], in the order of the
+    dictionary, each term's by document. For a posting with LARGE, `large_positions` (ascending) holds its index in
+    `postings`, `large_frequencies` its frequency.
     """
 
     dictionary_offsets: IntArray
@@ -50,7 +50,11 @@ class Blocks(NamedTuple):
 
 @jit
 def count_rows(tokens, starts, row_of, row_term, row_frequency, row_offsets):
-    """Count each document's distinct terms, in order of occurrence; return the number of rows. row_of (terms,): -1 before and after."""
+    """Write a row (term, frequency) for each distinct term of each document, in order of occurrence; return the number of rows.
+
+    Document i has the tokens tokens[starts[i]:starts[i + 1]] and the rows row_offsets[i]:row_offsets[i + 1]. row_of (terms,): working
+    memory, -1 before and after.
+    """
     size = 0
     for document in range(len(starts) - 1):
         first = size
@@ -104,8 +108,8 @@ def invert(row_offsets, row_term, row_frequency, terms, counts, postings, dictio
         for i in range(row_offsets[document], row_offsets[document + 1]):
             position = counts[row_term[i]]
             counts[row_term[i]] = position + 1
-            postings[position] = document | (min(row_frequency[i], MANY) << 12)
-            if row_frequency[i] >= MANY:
+            postings[position] = document | (min(row_frequency[i], LARGE) << 12)
+            if row_frequency[i] >= LARGE:
                 large_positions[large] = position
                 large_frequencies[large] = row_frequency[i]
                 large += 1
@@ -144,7 +148,7 @@ def read_number(source, cursor):
 
 @jit
 def first_at_least(ascending, value):
-    """As np.searchsorted, with which loading the kernel would import scipy.linalg (0.2 CPU seconds)."""
+    """Equivalent to np.searchsorted, which would import scipy.linalg (0.2 CPU seconds) when the kernel is loaded."""
     low, high = 0, len(ascending)
     while low < high:
         middle = (low + high) // 2
@@ -157,7 +161,7 @@ def first_at_least(ascending, value):
 
 @jit
 def large_frequency(position, large_positions, large_frequencies):
-    """Return the frequency of the posting at `position`, which has MANY."""
+    """Return the frequency of the posting at `position`, whose stored frequency is LARGE."""
     return np.int64(large_frequencies[first_at_least(large_positions, position)])
 
 
@@ -179,7 +183,9 @@ def frequencies_in(block, document, terms, blocks, frequencies):
             for j in range(start, start + count):
                 if np.int64(blocks.postings[j] & SLOT_MASK) == document:
                     frequency = np.int64(blocks.postings[j] >> 12)
-                    frequencies[i] = frequency if frequency < MANY else large_frequency(j, blocks.large_positions, blocks.large_frequencies)
+                    frequencies[i] = (
+                        frequency if frequency < LARGE else large_frequency(j, blocks.large_positions, blocks.large_frequencies)
+                    )
         start += count
 
 
@@ -284,8 +290,8 @@ def _sum_rows(context, builder, signature, arguments, vector, add):
 def _reaching_with(context, builder, signature, arguments, total):
     sums, offset, *_, shift, least = arguments
     pointer = _at(context, builder, signature.args[0], sums, offset)
-    units = builder.shl(total, _spread(builder, shift))
-    return _compare(builder, builder.add(_load(builder, pointer, _WORDS), units), least)
+    shifted = builder.shl(total, _spread(builder, shift))
+    return _compare(builder, builder.add(_load(builder, pointer, _WORDS), shifted), least)
 
 
 @intrinsic
@@ -323,7 +329,7 @@ def _load(builder, pointer, vector):
 
 
 def _spread(builder, word):
-    """Return a vector with a 32-bit number in every lane."""
+    """Return a vector that repeats a 32-bit number."""
     lane = builder.insert_element(ir.Constant(_WORDS, ir.Undefined), word, ir.Constant(_WORD, 0))
     return builder.shuffle_vector(lane, ir.Constant(_WORDS, ir.Undefined), ir.Constant(_WORDS, None))
 
@@ -405,7 +411,7 @@ def weigh_block(block, blocks, number, weight, norm, row_of_term, shift, buffers
         term += step
         i = number[term]
         if i >= 0:
-            unit = weight[i]
+            idf = weight[i]
             highest = np.uint16(0)
             first = np.uint64(start)
             after = size + np.uint64(count)
@@ -415,12 +421,12 @@ def weigh_block(block, blocks, number, weight, norm, row_of_term, shift, buffers
                 tf = np.float64(posting >> 12)
                 at = posting & SLOT_MASK
                 slots[size + j] = at
-                impacts[size + j] = np.uint32(unit * (tf / (tf + norm[at])) + 0.5)
-            if highest >> 12 == MANY:
+                impacts[size + j] = np.uint32(idf * (tf / (tf + norm[at])) + 0.5)
+            if highest >> 12 == LARGE:
                 for j in range(np.uint64(count)):
-                    if postings[first + j] >> 12 == MANY:
+                    if postings[first + j] >> 12 == LARGE:
                         tf = np.float64(large_frequency(np.int64(first + j), blocks.large_positions, blocks.large_frequencies))
-                        impacts[size + j] = np.uint32(unit * (tf / (tf + norm[slots[size + j]])) + 0.5)
+                        impacts[size + j] = np.uint32(idf * (tf / (tf + norm[slots[size + j]])) + 0.5)
             row = row_of_term[i]
             if row >= 0:
                 most = np.uint32(0)
@@ -563,7 +569,7 @@ def raise_thresholds(rank, candidates):
 
 @jit
 def nth_largest(keys, size, n):
-    """Return the n-th largest (from 1) of keys[:size]; moves larger ones before it."""
+    """Return the n-th largest (from 1) of keys[:size]; moves the larger keys before it (quickselect)."""
     low, high, index = 0, size - 1, n - 1
     while low < high:
         pivot = keys[(low + high) >> 1]

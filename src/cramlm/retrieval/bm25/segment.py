@@ -34,7 +34,7 @@ from cramlm.errors import ArtifactError
 from cramlm.records import Emit, Event, Int32Array, IntArray, silent
 from cramlm.retrieval.bm25 import kernels
 from cramlm.retrieval.bm25.analysis import PLAIN, Analyzer, Vocabulary
-from cramlm.retrieval.bm25.kernels import BLOCK, MANY, MAX_ENTRY_BYTES, Blocks
+from cramlm.retrieval.bm25.kernels import BLOCK, LARGE, MAX_ENTRY_BYTES, Blocks
 from cramlm.storage.arrays import ArrayFile, offsets_of, read_array, save_array
 from cramlm.storage.artifacts import SMALL_FILE, Artifact, hash_json, open_artifact, stage
 from cramlm.storage.locks import damage_named, wait_while_locked
@@ -332,7 +332,7 @@ class _Builder:
         terms = np.sort(terms[: kernels.collect_terms(row_terms, self._counts, terms)])
         self._document_frequencies[terms] += self._counts[terms]
         postings, dictionary = np.empty(size, np.uint16), np.empty(MAX_ENTRY_BYTES * len(terms), np.uint8)
-        large = int((row_frequencies >= MANY).sum())
+        large = int((row_frequencies >= LARGE).sum())
         large_positions, large_frequencies = np.empty(large, np.int64), np.empty(large, np.int32)
         written, _ = kernels.invert(
             row_offsets, row_terms, row_frequencies, terms, self._counts, postings, dictionary, large_positions, large_frequencies
