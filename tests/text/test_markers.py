@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cramlm.records import PAIR_BOUNDARY
-from cramlm.text.markers import MAX_KINDS, MAX_MARKERS, MIN_TEXTS, Markers, Marking
+from cramlm.text.markers import MAX_KINDS, MAX_MARKERS, MIN_TEXTS, MarkerInserter, Markers
 from cramlm.text.words import split_runs
 
 WORDS = ("tin", "binds", "lead", "in", "acid", "(see", "2)", "often,", "e.g.", "10%")
@@ -129,8 +129,8 @@ def test_other_texts_get_the_markers_of_the_task_with_as_many_words_between_them
     markers = Markers.find(texts)
     assert markers is not None
     plain = ["some words of a passage that has none of these markers at all", "one two three four five six seven", "short"]
-    results = Marking(markers, texts).marked(plain, seed=1)
-    assert results == Marking(markers, texts).marked(plain, seed=1)
+    results = MarkerInserter(markers, texts).insert(plain, seed=1)
+    assert results == MarkerInserter(markers, texts).insert(plain, seed=1)
     assert results[2] == "short"
     between = [len(each.text.split()) for each in markers.segments(texts[0])[1:-1]]
     for text, result in zip(plain[:2], results, strict=False):
@@ -146,7 +146,7 @@ def test_texts_that_have_markers_are_left_as_they_are() -> None:
     markers = Markers.find(texts)
     assert markers is not None
     own = ["the  [[ boat ]]  near\ta << pier >> at night", "night >> at sea and so on, for some words more"]
-    marked, *left = Marking(markers, texts).marked(["a plain text of some words more than those", *own], seed=1)
+    marked, *left = MarkerInserter(markers, texts).insert(["a plain text of some words more than those", *own], seed=1)
     assert left == own
     assert len(markers.segments(marked)) == 5
 
@@ -156,6 +156,6 @@ def test_rare_words_and_words_that_the_task_marks_are_marked_more_often_than_com
     markers = Markers.find(texts)
     assert markers is not None
     plain = [f"the of and {'tin' if number % 2 else 'zinc'} the of and the" for number in range(40)]
-    results = Marking(markers, texts).marked(plain, seed=3)
+    results = MarkerInserter(markers, texts).insert(plain, seed=3)
     hits = sum("[[ tin ]]" in each or "[[ zinc ]]" in each for each in results)
     assert hits > 25  # of 8 random places out of 6, none is the right one in a quarter of the texts

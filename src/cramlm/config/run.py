@@ -218,8 +218,9 @@ class TeacherConfig(FrozenModel):
 
     mark_passages: bool = Field(
         False,
-        description="put the markers of the training texts (`<<`, `[E1]`, ...) into each piece of a passage, at places like theirs, before "
-        "it is labelled and trained on; pieces then have their own soft label alone. For tasks about relations, of single texts",
+        description="insert the markers of the training texts (`<<`, `[E1]`, ...) into each piece of a passage before it is labelled and "
+        "trained on, with as many words between them as in a training text; pieces then have only their own soft label. For tasks about "
+        "relations, of single texts",
     )
     pair_passages: bool = Field(
         False,

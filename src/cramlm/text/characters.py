@@ -1,4 +1,4 @@
-"""Normal form, class and script of characters: the facts that every segmentation is built on.
+"""Normal form, class and script of characters, for all segmentation of text.
 
 A letter's script is the first word of its Unicode name ("CYRILLIC SMALL LETTER A"; two words for some), after NFKC has replaced fullwidth,
 mathematical and other compatibility forms. Marks, digits and punctuation belong to no script. Languages are not distinguished.
@@ -30,6 +30,7 @@ HAN_AND_KANA: Final[Blocks] = (
 OTHER_SPACELESS: Final[Blocks] = ((0x0E00, 0x0EFF), (0x0F00, 0x0FFF), (0x1000, 0x109F), (0x1780, 0x17FF))
 """Thai and Lao, Tibetan, Myanmar, Khmer."""
 STACKING: Final[Blocks] = ((0x1039, 0x1039), (0x17D2, 0x17D2))
+"""Signs of Myanmar and Khmer that stack the next consonant below the one before."""
 # Scripts whose runs the BM25 analysis cuts into overlapping n-grams. With Hangul, which has spaces, but particles attached to its words;
 # without Tibetan, which marks the ends of syllables.
 CUT_INTO_PAIRS: Final[Blocks] = (
@@ -63,7 +64,7 @@ _NOT_SCRIPTS = {
 
 
 def normalise(text: str) -> str:
-    """Return NFKC, case-folded. The second NFKC composes what casefold decomposed."""
+    """Return the text in NFKC and case-folded. The second NFKC composes what case folding decomposed."""
     if text.isascii():
         return text.lower()
     return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
@@ -143,7 +144,7 @@ def _marks_and_invisible() -> tuple[npt.NDArray[Any], ...]:
 
 
 def table_of(values: Sequence[tuple[Blocks, int]], default: int, size: int) -> npt.NDArray[np.uint8]:
-    """Return a number for each code point below `size`, uint8: that of its blocks, else the default."""
+    """Return an array uint8 (size,): for each code point the value of its blocks, or the default."""
     table = np.full(size, default, np.uint8)
     for blocks, value in values:
         for first, last in blocks:

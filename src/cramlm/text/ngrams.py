@@ -5,8 +5,8 @@
 
 Tokens and buckets are those of the released DSIR code (nltk's WordPunctTokenizer on lower case, `sha256 mod 10000`), except that combining
 marks belong to their word (Yoruba, Hindi), and that in scripts without spaces every grapheme cluster is a token. With the same hash,
-buckets are comparable with published ones; scikit-learn's hash (MurmurHash) differs, and calling hashlib for every n-gram would take most
-of the time. About 30,000 passages of 190 words per second on one core.
+buckets are comparable with published ones. The kernel computes SHA-256 itself, because calling hashlib for every n-gram would take most of
+the time. About 30,000 passages of 190 words per second on one core.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ def cut_into_tokens(text: str) -> list[Token]:
     data = (text if text.isascii() else unicodedata.normalize("NFC", text)).encode()
     classes, starts, ends = _character_classes(), np.empty(len(data), np.int64), np.empty(len(data), np.int64)
     count = kernels.find_tokens(np.frombuffer(data, np.uint8), 0, len(data), classes, starts, ends)
-    places = zip(starts[:count].tolist(), ends[:count].tolist(), [*starts[1:count].tolist(), len(data)], strict=True) if count else ()
-    tokens = [(data[start:end].decode(), data[end:following].decode()) for start, end, following in places]
+    spans = zip(starts[:count].tolist(), ends[:count].tolist(), [*starts[1:count].tolist(), len(data)], strict=True) if count else ()
+    tokens = [(data[start:end].decode(), data[end:following].decode()) for start, end, following in spans]
     return [Token(token, classes[ord(token[0])] != kernels.OTHER and token.strip("_") != "", space) for token, space in tokens]
 
 

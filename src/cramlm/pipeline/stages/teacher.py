@@ -19,7 +19,7 @@ from cramlm.model.prompts import Prompt, passage_room
 from cramlm.model.tokenizer import Tokenizer, Tokens
 from cramlm.pipeline.context import SOFT_LABELS, EncodedTexts, RunContext, RunPlan, SelectedPassages, Stage, fingerprint
 from cramlm.pipeline.stages.linear import model_fingerprint, read_held_out
-from cramlm.pipeline.stages.text import marking_of
+from cramlm.pipeline.stages.text import marker_inserter
 from cramlm.records import Event, Example, FloatArray, IntArray, TaskKind
 from cramlm.storage.arrays import read_array, save_array
 from cramlm.storage.artifacts import Artifact, write_shared_part
@@ -61,8 +61,8 @@ def teach_by_linear_models(run: RunContext, text: EncodedTexts, models: Mapping[
     files = {pieces_file(length): length for length in sorted(lengths)}
 
     config, selection, tokenizer = run.config.teacher, text.selection, text.tokenizer
-    marking = marking_of(run) if config.mark_passages and files else None
-    changes_pieces = marking is not None or config.pair_passages
+    inserter = marker_inserter(run) if config.mark_passages and files else None
+    changes_pieces = inserter is not None or config.pair_passages
 
     def write_passages(target: Path) -> None:
         loaded = {name: LinearModel.load(model.path) for name, model in models.items()}
@@ -73,8 +73,8 @@ def teach_by_linear_models(run: RunContext, text: EncodedTexts, models: Mapping[
         whole = None if config.passage_share == 0 or changes_pieces else predict(selection.texts())
         for name, length in files.items():
             tokens, pieces = _pieces(selection, tokenizer, length)
-            if marking is not None:
-                pieces = marking.marked(pieces, seed=run.config.seed)
+            if inserter is not None:
+                pieces = inserter.insert(pieces, seed=run.config.seed)
                 _save_pieces(target, length, tokenizer.cut(tokenizer.encode(pieces), max_length=length, cut="truncate"), tokens.source)
             elif config.pair_passages:
                 pairs = _paired(pieces, seed=run.config.seed)

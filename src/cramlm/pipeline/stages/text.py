@@ -30,7 +30,7 @@ from cramlm.retrieval.retrievers import RetrievalContext
 from cramlm.retrieval.selection import SelectionTable, select_documents
 from cramlm.storage.arrays import map_array, save_array
 from cramlm.storage.locks import damage_named
-from cramlm.text.markers import Markers, Marking
+from cramlm.text.markers import MarkerInserter, Markers
 
 if TYPE_CHECKING:
     from cramlm.model.sentences import SentenceEncoder
@@ -189,13 +189,13 @@ def _check_prompt(config: RunConfig, task: Task, tokenizer: Tokenizer | None) ->
         _resolve(config, [config.head.prompt.words_of(label) for label in task.labels], tokenizer)
 
 
-def marking_of(run: RunContext) -> Marking:
-    """How markers are put into passages.
+def marker_inserter(run: RunContext) -> MarkerInserter:
+    """Return what inserts the markers of the training texts into passages.
 
     Raises:
         UsageError: if the training texts have no markers, are pairs, or are read through a prompt.
     """
-    return Marking(_markers_of(run.config, run.task), [each.text for each in run.task.train])
+    return MarkerInserter(_markers_of(run.config, run.task), [each.text for each in run.task.train])
 
 
 def marker_tokens(run: RunContext, tokenizer: Tokenizer) -> tuple[int, ...]:
