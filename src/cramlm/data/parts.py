@@ -440,7 +440,7 @@ class PartColumns:
         """Fill `target` with the text from byte `start` on, from the file: no page of it is mapped.
 
         Raises:
-            OSError: the disk refuses. ArtifactError: the file has been truncated.
+            OSError: the file cannot be read. ArtifactError: the file has been truncated.
         """
         done = 0
         while done < len(target) and (size := os.preadv(self._descriptor, [target[done:]], self.text_start + start + done)):

@@ -208,7 +208,7 @@ class ConfidenceFile:
         """Write confidence.json.
 
         Raises:
-            OSError: if the disk refuses.
+            OSError: if the file cannot be written.
         """
         content = json.dumps(self.as_dict(), ensure_ascii=False, allow_nan=False)
         (folder / CONFIDENCE_FILE).write_text(content + "\n", "utf-8")

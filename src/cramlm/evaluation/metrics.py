@@ -36,7 +36,7 @@ _Numbers: TypeAlias = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scores:
-    """How predictions compare with the truth; every figure in 0..1.
+    """Scores of predicted labels, each from 0 to 1.
 
     per_class: label -> precision, recall, f1 (0 where undefined) and support (rows that truly have it), for the given labels and then those
     of the truth that are not among them. confusion: rows are true, columns predicted labels, in the order of `per_class`.
@@ -53,15 +53,15 @@ class Scores:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The three scores by name."""
+        """Accuracy, macro-F1 and micro-F1 by name."""
         return {"accuracy": self.accuracy, "macro_f1": self.macro_f1, "micro_f1": self.micro_f1}
 
     def intervals(self, *, seed: int = 0, resamples: int = RESAMPLES) -> dict[str, Interval]:
-        """95 % bootstrap intervals of macro_f1, micro_f1 and accuracy; same seed, same figures."""
+        """Return 95 % bootstrap intervals of macro_f1, micro_f1 and accuracy; equal seeds give equal intervals."""
         return bootstrap_intervals(self.confusion, seed=seed, resamples=resamples)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values, intervals included. confusions: the cells of `confusion` that are not 0, as [true, predicted, rows]."""
+        """Return plain JSON values with intervals. confusions: the cells of `confusion` that are not 0, as [true, predicted, rows]."""
         true, predicted = self.confusion.nonzero()
         values: dict[str, Any] = {
             "rows": self.rows,
@@ -78,7 +78,7 @@ class Scores:
 
 
 def score(true: Sequence[str], predicted: Sequence[str], labels: Sequence[str]) -> Scores:
-    """Compare two parallel lists of labels; `predicted` are all among `labels`, `true` need not be."""
+    """Score labels. true, predicted: one label per row; those predicted are all among `labels`, the true ones need not be."""
     assert len(true) == len(predicted) > 0, f"{len(true)} true and {len(predicted)} predicted labels"
     assert set(predicted) <= set(labels)
     names = [*labels, *sorted(set(true) - set(labels))]
@@ -92,7 +92,10 @@ def score(true: Sequence[str], predicted: Sequence[str], labels: Sequence[str]) 
 
 
 def _by_class(names: Sequence[str], hits: IntArray, support: IntArray, predicted: IntArray) -> tuple[dict[str, dict[str, float]], float]:
-    """The scores of each label, from its numbers of rows, (labels,); and macro-F1, over the labels that occur."""
+    """Return the scores of each label, and macro-F1 over the labels that occur.
+
+    hits, support, predicted: (labels,), rows where the label is predicted correctly, is true, is predicted.
+    """
     precision, recall, f1 = _share(hits, predicted), _share(hits, support), _share(2 * hits, support + predicted)
     occurs = support + predicted > 0
     per_class: dict[str, dict[str, float]] = {
@@ -103,12 +106,12 @@ def _by_class(names: Sequence[str], hits: IntArray, support: IntArray, predicted
 
 
 def _share(part: IntArray, whole: IntArray) -> _Numbers:
-    """Of the whole; 0 where there is none."""
+    """Return part / whole; 0 where whole is 0."""
     return np.divide(part, whole, out=np.zeros(len(part)), where=whole > 0)
 
 
 def bootstrap_intervals(confusion: IntArray, *, seed: int, resamples: int) -> dict[str, Interval]:
-    """Percentile intervals at 95 % from a confusion matrix of counts, by resampling its rows of data with replacement."""
+    """Return 95 % percentile intervals from a confusion matrix (labels, labels) of counts, by resampling the rows of the data."""
     true, predicted = confusion.nonzero()
     counts, classes = confusion[true, predicted], len(confusion)
 
@@ -131,9 +134,10 @@ def bootstrap_intervals(confusion: IntArray, *, seed: int, resamples: int) -> di
 def _resample(
     counts: IntArray, figures: Callable[[_Numbers], _Numbers], *, largest: int, seed: int = 0, resamples: int = RESAMPLES
 ) -> _Numbers:
-    """Return the figures (names, resamples) of samples with replacement of rows, of which there are `counts` (cells,) of each kind.
+    """Resample rows with replacement and return their scores, (scores, resamples).
 
-    figures: from sampled counts (samples, cells) to (names, samples). largest: numbers per sample in its largest array.
+    counts: (cells,), rows of each kind. figures: from sampled counts (samples, cells) to scores (scores, samples). largest: numbers per
+    sample in the largest array of `figures`, which bounds the memory.
     """
     rows = int(counts.sum())
     random = np.random.Generator(np.random.Philox(key=[seed, 0xB007]))
@@ -143,7 +147,7 @@ def _resample(
 
 
 def percentile_intervals(names: Sequence[str], samples: _Numbers) -> dict[str, Interval]:
-    """Of samples (names, resamples)."""
+    """Return the 95 % percentile interval of each score. samples: (names, resamples)."""
     low, high = np.percentile(samples, [50 * (1 - LEVEL), 50 * (1 + LEVEL)], axis=1)
     return {name: (float(one), float(other)) for name, one, other in zip(names, low, high, strict=True)}
 
@@ -164,7 +168,7 @@ def calibration_error(probabilities: FloatArray, true: Sequence[str], labels: Se
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LabelScores:
-    """How predicted sets compare with the true ones; every figure in 0..1, F1 0 where nothing is there to be found or was.
+    """Scores of predicted sets of labels, each from 0 to 1. The F1 of a label that is neither true nor predicted is 0.
 
     per_class: as in `Scores`. true, predicted: (rows, labels) of 0 and 1, columns in the order of `per_class`.
     """
@@ -182,7 +186,7 @@ class LabelScores:
         return {"subset_accuracy": self.subset_accuracy, "macro_f1": self.macro_f1, "micro_f1": self.micro_f1}
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values, intervals included."""
+        """Return plain JSON values with intervals."""
         return {
             "rows": self.rows,
             **self.metrics,
@@ -192,7 +196,7 @@ class LabelScores:
 
 
 def score_labels(true: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]], labels: Sequence[str]) -> LabelScores:
-    """Compare two parallel lists of sets of labels; those predicted are all among `labels`, the true ones need not be."""
+    """Score sets of labels. true, predicted: one set per row; labels predicted are all among `labels`, the true ones need not be."""
     assert len(true) == len(predicted) > 0, f"{len(true)} true and {len(predicted)} predicted sets of labels"
     names = [*labels, *sorted({name for row in true for name in row} - set(labels))]
     truth, predictions = _indicators(true, names), _indicators(predicted, names)
@@ -210,7 +214,7 @@ def score_labels(true: Sequence[Sequence[str]], predicted: Sequence[Sequence[str
 
 
 def bootstrap_label_intervals(true: IntArray, predicted: IntArray) -> dict[str, Interval]:
-    """Percentile intervals at 95 % of the three figures, by resampling rows with replacement; equal rows give equal figures."""
+    """Return 95 % percentile intervals of the three scores, by resampling rows. true, predicted: (rows, labels) of 0 and 1."""
     patterns, counts = np.unique(np.concatenate([true, predicted], axis=1), axis=0, return_counts=True)
     truth, predictions = (half.astype(np.float64) for half in np.split(patterns, 2, axis=1))
     right = (truth == predictions).all(axis=1).astype(np.float64)
@@ -235,7 +239,7 @@ def _indicators(rows: Sequence[Sequence[str]], names: Sequence[str]) -> IntArray
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NumberScores:
-    """How predicted numbers compare with the true ones. rmse: in the user's unit. true, predicted: (rows,)."""
+    """Scores of predicted numbers. rmse: in the user's unit. true, predicted: (rows,)."""
 
     rows: int
     pearson: float
@@ -254,13 +258,13 @@ class NumberScores:
         return {"pearson": self.pearson, "spearman": self.spearman, "rmse": self.rmse, "r2": self.r2}
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values, intervals included."""
+        """Return plain JSON values with intervals."""
         intervals = bootstrap_number_intervals(self.true, self.predicted)
         return {"rows": self.rows, **self.metrics, "intervals": {name: list(ends) for name, ends in intervals.items()}}
 
 
 def score_numbers(true: Sequence[float], predicted: Sequence[float]) -> NumberScores:
-    """Compare two parallel lists of finite numbers."""
+    """Score numbers. true, predicted: one finite number per row."""
     from scipy.stats import pearsonr, spearmanr
 
     assert len(true) == len(predicted) > 0, f"{len(true)} true and {len(predicted)} predicted numbers"
@@ -280,7 +284,7 @@ def score_numbers(true: Sequence[float], predicted: Sequence[float]) -> NumberSc
 
 
 def bootstrap_number_intervals(true: _Numbers, predicted: _Numbers) -> dict[str, Interval]:
-    """Percentile intervals at 95 % of pearson, rmse and r2, by resampling rows with replacement; equal rows give equal figures."""
+    """Return 95 % percentile intervals of pearson, rmse and r2, by resampling rows. true, predicted: (rows,)."""
     rows = len(true)
     middle = true.mean()
     x, y = true - middle, predicted - middle  # sums of squares of large numbers would cancel
@@ -289,7 +293,10 @@ def bootstrap_number_intervals(true: _Numbers, predicted: _Numbers) -> dict[str,
     def figures(sampled: _Numbers) -> _Numbers:
         mean_x, mean_y, xx, yy, xy, error = (sampled @ sums / rows).T
         of_x, of_y = xx - mean_x**2, yy - mean_y**2
-        of_x, of_y = np.where(of_x > ROUNDING * xx, of_x, 0), np.where(of_y > ROUNDING * yy, of_y, 0)  # else of equal numbers
+        of_x, of_y = (
+            np.where(of_x > ROUNDING * xx, of_x, 0),
+            np.where(of_y > ROUNDING * yy, of_y, 0),
+        )  # a smaller variance is that of equal numbers
         spread = np.sqrt(of_x * of_y)
         pearson = np.divide(xy - mean_x * mean_y, spread, out=np.zeros_like(spread), where=spread > 0)
         r2 = 1 - np.divide(error, of_x, out=np.ones_like(of_x), where=of_x > 0)

@@ -125,7 +125,7 @@ class CombinedModels:
         """Write the files that `load` reads into the folder of an encoder.
 
         Raises:
-            OSError: if the disk refuses.
+            OSError: if a file cannot be written.
         """
         (folder / COMBINATION_FOLDER).mkdir()
         for name, predictor in self.linear.items():

@@ -1,7 +1,7 @@
-"""Threads that search, fit linear models, and count and train word vectors side by side.
+"""Threads that search, fit linear models, count words and train word vectors in parallel.
 
-Matrix products, compiled kernels, liblinear and most of NumPy release the interpreter's lock. With one thread a call runs when its result
-is read, so that nothing is computed that is not used.
+Matrix products, compiled kernels, liblinear and most of NumPy release the interpreter's lock. With one thread a call runs only when its
+result is read, so that unused results are not computed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cramlm.records import Emit, Event
 
 _Result = TypeVar("_Result")
 _REPEAT_SECONDS: Final = 0.5
-_RANGES: Final = 2  # per thread, so that none waits long for another
+_RANGES: Final = 2  # ranges per thread, so that no thread waits long for another
 
 
 class LastProgress:
@@ -41,10 +41,10 @@ class LastProgress:
 
 
 class Workers:
-    """At most `threads` calls at a time. At the end of the block calls that did not begin are dropped, and the others waited for; after an
-    error they end at their next `go_on`.
+    """A pool that runs at most `threads` calls at a time; a context manager.
 
-    waiting: called in this thread while it waits for a result, twice a second; an error that it raises ends the block.
+    At the end of the block, calls that have not begun are dropped; running ones are waited for, and end at their next `go_on`. waiting:
+    called twice a second in the thread that waits for a result; an error that it raises ends the block.
     """
 
     def __init__(self, threads: int, *, waiting: Callable[[], None] = lambda: None) -> None:
@@ -71,19 +71,19 @@ class Workers:
         return wait
 
     def all(self, calls: Iterable[Callable[[], _Result]]) -> list[_Result]:
-        """The results of calls, in their order."""
+        """Run calls and return their results in order."""
         started = [self.start(call) for call in calls]
         return [result() for result in started]
 
     def ranges(self, count: int, call: Callable[[int, int], object]) -> None:
-        """Run call(first, end) for ranges that together are range(count)."""
+        """Run call(first, end) for ranges that together cover range(count)."""
         bounds = (
             [count * number // (_RANGES * self.threads) for number in range(_RANGES * self.threads + 1)] if self.parallel else [0, count]
         )
         self.all(partial(call, first, end) for first, end in pairwise(bounds))
 
     def go_on(self) -> None:
-        """Raise an error if the calls must end. A long call calls this between its parts."""
+        """Raise CancelledError, or the error of `waiting`, if calls must end; a long call runs this between its parts."""
         if self._pool is None:
             self._waiting()
         elif self._ended.is_set():

@@ -39,9 +39,10 @@ _SCHEMES: Final[Mapping[TaskKind, tuple[str, ...]]] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LinearModel:
-    """A fitted model. adjustment: added to the logits, float32 (labels,). tau: its strength (evaluation/logit_adjustment.py).
+    """A fitted linear model.
 
-    diacritics: "remove" if it was fitted on texts without them.
+    adjustment: added to the logits, float32 (labels,). tau: strength of the logit adjustment (evaluation/logit_adjustment.py). diacritics:
+    "remove" if the model was fitted on texts without diacritics.
     """
 
     kind: TaskKind
@@ -62,11 +63,14 @@ class LinearModel:
         return "tfidf" if self.vectors is None else "static"
 
     def prepare(self, texts: Sequence[str]) -> TextMatrices:
-        """The texts as the model reads them."""
+        """Return the texts as the model reads them."""
         return TextMatrices([remove_diacritics(text) for text in texts] if self.diacritics == "remove" else texts)
 
     def features(self, texts: Sequence[str] | TextMatrices) -> Any:
-        """The matrix of texts, scipy CSR float32 (texts, features). Texts of `prepare` serve all models with the same diacritics."""
+        """Return the feature matrix, scipy CSR float32 (texts, features).
+
+        texts: strings, or the result of `prepare`, which models with the same setting of diacritics can share.
+        """
         texts = texts if isinstance(texts, TextMatrices) else self.prepare(texts)
         rows = self.tfidf.transform(texts)
         if self.vectors is None:
@@ -75,8 +79,9 @@ class LinearModel:
         return beside(rows, self.vectors.of_segments(texts.texts, self.tfidf.markers), self.setting.vector_weight)
 
     def logits(self, texts: Sequence[str]) -> FloatArray:
-        """Adjusted logits, float32 (texts, labels): of a classification log-probabilities up to a constant per text, of a regression the
-        numbers (texts, 1).
+        """Return adjusted logits, float32 (texts, labels); for a regression the predicted numbers, (texts, 1).
+
+        For a classification they are log-probabilities up to a constant per text.
         """
         parts = [self.logits_of_features(self.features(texts[start : start + _BATCH])) for start in range(0, max(len(texts), 1), _BATCH)]
         return np.concatenate(parts)
@@ -91,7 +96,7 @@ class LinearModel:
         """Write the files of the model.
 
         Raises:
-            OSError: if the disk refuses.
+            OSError: if a file cannot be written.
         """
         description = {
             "format": FORMAT,
@@ -155,12 +160,12 @@ class LinearModel:
 
 
 def beside(rows: Any, vectors: FloatArray, weight: float) -> Any:
-    """TF-IDF rows (CSR, of length 1) with text vectors (of length 1) times `weight` beside them, CSR float32."""
+    """Return TF-IDF rows (CSR, of length 1) with text vectors (n, width) of length 1 times `weight` as further columns, CSR float32."""
     return scipy.sparse.hstack([rows, scipy.sparse.csr_matrix(np.float32(weight) * vectors)], format="csr", dtype=np.float32)
 
 
 def kind_of_linear(folder: Path) -> TaskKind:
-    """The kind of task of the linear model in the folder.
+    """Return the kind of task of the linear model in a folder.
 
     Raises:
         ArtifactError: if its description is damaged.

@@ -95,7 +95,7 @@ class WordVectors:
         """Write the two files.
 
         Raises:
-            OSError: if the disk refuses.
+            OSError: if a file cannot be written.
         """
         _write_tensors(folder / TENSORS_FILE, {"vectors": self.vectors, "weights": self.weights})
         (folder / WORDS_FILE).write_text(json.dumps(self.words, ensure_ascii=False) + "\n", "utf-8")
@@ -133,7 +133,7 @@ class CorpusVectors:
         """Write the three files.
 
         Raises:
-            OSError: if the disk refuses.
+            OSError: if a file cannot be written.
         """
         self.trained.save(folder)
         _write_tensors(folder / COUNTED_FILE, {"vectors": self.counted.vectors})

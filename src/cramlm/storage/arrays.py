@@ -93,7 +93,7 @@ def save_array(path: Path, values: npt.NDArray[Any]) -> None:
     """Write one array.
 
     Raises:
-        OSError: if the disk refuses.
+        OSError: if the file cannot be written.
     """
     values = np.ascontiguousarray(values)
     with path.open("wb") as file:
@@ -140,7 +140,7 @@ def map_array(path: Path) -> npt.NDArray[Any]:
     """Return the array as a read-only memory map; an empty one, which cannot be mapped, is read.
 
     Raises:
-        OSError: if the disk refuses. ValueError: if the file is truncated, or an array of objects.
+        OSError: if the file cannot be read. ValueError: if the file is truncated, or an array of objects.
     """
     values: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     return values.view(np.ndarray)
@@ -150,7 +150,7 @@ def read_array(path: Path) -> npt.NDArray[Any]:
     """Read the whole array into memory.
 
     Raises:
-        OSError: if the disk refuses. ValueError: if the file is truncated, or an array of objects.
+        OSError: if the file cannot be read. ValueError: if the file is truncated, or an array of objects.
     """
     values: npt.NDArray[Any] = np.load(io.BytesIO(path.read_bytes()), allow_pickle=False)
     return values
@@ -160,7 +160,7 @@ def save_table(path: Path, schema: Any, batches: Iterable[Any]) -> None:
     """Write record batches of one schema (pyarrow) as an uncompressed Arrow IPC file.
 
     Raises:
-        OSError: if the disk refuses.
+        OSError: if the file cannot be written.
     """
     import pyarrow as pa
 
@@ -313,7 +313,7 @@ def _read_cached(path: Path) -> Arrays | None:
 
 
 def _write_cached(path: Path, arrays: Arrays) -> bool:
-    """Write arrays; return False if the disk refuses."""
+    """Write arrays; return False if the file cannot be written."""
     body = io.BytesIO()
     for array in arrays:
         np.lib.format.write_array(body, np.ascontiguousarray(array), allow_pickle=False)

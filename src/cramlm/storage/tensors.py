@@ -1,6 +1,6 @@
 """Tensors as safetensors files, written and read through Python's own file objects, which report a full or broken disk as OSError.
 
-Separate from arrays.py, which packages without torch import.
+Separate from arrays.py because this module imports torch.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from cramlm.storage.locks import environment_faults
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], *, metadata: Mapping[str, str] | None = None) -> None:
-    """Write tensors of any device by name.
+    """Write tensors by name; they may be on any device.
 
     Raises:
-        OSError: if the disk refuses.
+        OSError: if the file cannot be written.
     """
     plain = {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}
     path.write_bytes(safetensors.torch.save(plain, metadata=None if metadata is None else dict(metadata)))

@@ -1,5 +1,6 @@
-"""The interface to the processes of one training, and that of one process alone; distributed.py has that of several. Imports no torch, so
-that a run of a linear model starts without it.
+"""`Ranks`: the interface to the processes of a distributed training, and its implementation for one process (`ALONE`).
+
+distributed.py implements it for several processes. This module does not import torch, so that a run of a linear model starts without it.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ _Result = TypeVar("_Result")
 
 
 def never() -> int | None:
-    """A `stop` for callers without signals."""
+    """Return None: the `Stop` of callers that handle no signals."""
     return None
 
 
 class Ranks:
-    """The processes of one training; this class is that of one process. All ranks make the same calls in the same order.
+    """The processes of one training; this class implements one process alone. All ranks make the same calls in the same order.
 
-    index: of this process; 0 leads. local_count: ranks on this machine. settings: those of the ranks that the bits of a training depend on.
+    index: number of this process; 0 is the leader. count: number of ranks. local_count: ranks on this machine.
 
     Raises (each of the methods):
         RankLost: if a rank is gone or does not respond.
@@ -33,27 +34,32 @@ class Ranks:
 
     @property
     def settings(self) -> dict[str, Any]:
+        """The settings of the ranks on which the bits of a training depend, for stage keys."""
         return {}
 
     def lead(self) -> None:
-        pass
+        """On rank 0: begin work for which the other ranks wait in `on_leader`."""
 
     def on_leader(self, work: Callable[[], _Result]) -> _Result:
+        """Return on all ranks the result of `work` on rank 0, plain JSON."""
         return work()
 
     def broadcast(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the tensors of rank 0 on all ranks."""
         return dict(tensors)
 
     def sum_(self, tensors: Sequence[Tensor]) -> None:
-        pass
+        """Sum tensors over the ranks, in place."""
 
     def largest_exit_code(self, code: int | None) -> int | None:
+        """Return the largest exit code of any rank, None if none has one."""
         return code
 
     def check_equal(self, tensors: Iterable[Tensor]) -> None:
-        pass
+        """Raise EnvironmentFault if tensors differ between ranks."""
 
     def watch(self, stop: Stop) -> Stop:
+        """Return a `Stop` that also stops if other ranks are lost."""
         return stop
 
 

@@ -14,23 +14,23 @@ from cramlm.training.terms.base import Random, Sampled, VocabularyTerm, implemen
 
 @implements(Causal)
 class NextTokens(VocabularyTerm):
-    """Every position predicts the token after it; at a `share` of the steps."""
+    """Every position predicts the token after it, in a `share` of the steps."""
 
     def applies(self, random: Random) -> bool:
-        """Sampled for each step."""
+        """Return True in a random `share` of the steps."""
         share: float = next(iter(self.configs.values())).share
         return share == 1.0 or random("masked or causal").random() < share
 
     def batch(self, sampled: Sampled, special: SpecialIds, *, step: int, random: Random) -> Batch:
-        """Nothing is masked; each position attends to those up to itself."""
+        """Return the batch without masks; each position attends to itself and to earlier ones."""
         batch = sampled.packed(self.phase, special)
         return next_tokens(batch, special, where=self.of_origin(batch.external))
 
 
 def next_tokens(batch: Batch, special: SpecialIds, *, where: BoolArray) -> Batch:
-    """The batch with causal attention, where each position of the sequences `where` (S,) predicts the token after it unless that is [UNK].
+    """Return the batch with causal attention. where: (S,), True for the sequences that predict the next token, unless that is [UNK].
 
-    Without task labels, because the first position of a sequence attends only to itself.
+    The batch has no task labels, because the first position of a sequence attends only to itself.
     """
     ids, owner = batch.token_ids.ravel(), batch.sequence.ravel()
     predicts = np.zeros(len(ids), dtype=np.bool_)

@@ -1,4 +1,4 @@
-"""The loss of the labels, by kind of task; equal to that of the native classes of transformers.
+"""The loss of the labels for each kind of task; equal to that of transformers' own classes.
 
 classification    cross-entropy of the text's label
 multi-label       binary cross-entropy of every label, averaged over labels
@@ -22,10 +22,10 @@ from cramlm.training.terms.base import Counts, LabelTerm, TermLoss, implements
 
 @implements(Classify)
 class GoldLabels(LabelTerm):
-    """The mean over sequences that have a label."""
+    """The mean loss of the sequences that have a label."""
 
     def counts(self, batch: Batch | PackedBatch) -> Mapping[str, int]:
-        """Sequences with a label."""
+        """Return the number of sequences with a label."""
         return {"classify_task": int((batch.task_labels >= 0).sum())}
 
     def loss(self, model: Model, logits: Tensor, batch: PackedBatch, counts: Counts, *, scale: float) -> TermLoss:
@@ -36,7 +36,7 @@ class GoldLabels(LabelTerm):
 
 
 def summed_task_loss(kind: TaskKind, logits: Tensor, batch: PackedBatch, *, label_smoothing: float) -> Tensor:
-    """Of logits (S, labels), float32: summed over the sequences with a label; a scalar."""
+    """Return the loss of logits (S, labels), float32, summed over the sequences that have a label: a scalar."""
     match kind:
         case "classification":
             return functional.cross_entropy(logits, batch.task_labels, ignore_index=-1, label_smoothing=label_smoothing, reduction="sum")

@@ -13,7 +13,7 @@ class MaskedTokens(VocabularyTerm):
     """Masked positions predict the original tokens."""
 
     def batch(self, sampled: Sampled, special: SpecialIds, *, step: int, random: Random) -> Batch:
-        """New masks at every step."""
+        """Return the batch with the masks of this step."""
         batch, masking = sampled.packed(self.phase, special), self.phase.masking
         where, rate = self.of_origin(batch.external), masking.rate_at(step, self.phase.steps)
         return mask(batch, masking, random("masks"), special, where=where, token_values=sampled.packed_values(self.phase), rate=rate)

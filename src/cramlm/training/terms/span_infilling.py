@@ -1,9 +1,9 @@
-"""Span infilling without a decoder (GLM, Du et al. 2022): spans of words are each replaced by one [MASK] and predicted after the text.
+"""Span infilling without a decoder (GLM, Du et al. 2022): each span of words is replaced by one [MASK] and predicted after the text.
 
     [CLS] the ship [MASK] the old harbour [SEP]   [MASK] left    ->    left [SEP]
 
-The spans follow the text in order, each after a [MASK] of its own; each position there predicts the next token of its span, and [SEP] after
-the last. Positions of the text attend to the whole text; positions of the spans attend to the text and to earlier span positions.
+The spans follow the text in order, each after a [MASK] of its own. Each of these positions predicts the next token of its span; the last
+predicts [SEP]. Positions of the text attend to the whole text; positions of the spans attend to the text and to earlier span positions.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Spans(VocabularyTerm):
     """Positions after the text predict the tokens of its spans."""
 
     def batch(self, sampled: Sampled, special: SpecialIds, *, step: int, random: Random) -> Batch:
-        """The texts with [MASK] for each span, followed by their spans."""
+        """Return the texts with a [MASK] for each span, followed by their spans."""
         phase, where = self.phase, self.of_origin(sampled.external)
         rate = phase.masking.rate_at(step, phase.steps)
         gapped = with_gaps(sampled.sequences, sampled.token_values, phase.masking, random("masks"), special, where=where, rate=rate)
@@ -40,7 +40,7 @@ class Spans(VocabularyTerm):
         return replace(batch, masked=np.flatnonzero(targets), mlm_labels=targets[targets > 0] - 1, causal_from=text[batch.first])
 
     def tokens_read(self, pool: TokenPool, special: SpecialIds, *, random: Random) -> float:
-        """With the spans after the text, estimated from a sample of the pool."""
+        """Return the tokens read per sequence, the spans after the text included; estimated from a sample of the pool."""
         sample = evenly(len(pool), _SAMPLE).tolist()
         begins = [each for number in sample if (each := token_values_of(self.phase, pool, number)) is not None]
         sequences = [pool.sequence(number) for number in sample]
@@ -51,7 +51,10 @@ class Spans(VocabularyTerm):
 
 @dataclass(frozen=True, slots=True)
 class Gapped:
-    """A sequence with its spans at the end. targets: what each token predicts, plus one; 0 = nothing. text: its length without the end."""
+    """A sequence with its spans at the end.
+
+    tokens: int64 (n,). targets: int64 (n,), one plus the token that each position predicts; 0 = none. text: length without the spans.
+    """
 
     tokens: npt.NDArray[Any]
     targets: npt.NDArray[Any]
@@ -68,7 +71,10 @@ def with_gaps(
     where: BoolArray,
     rate: float,
 ) -> list[Gapped]:
-    """Move spans out of the sequences `where` (one bool each); their lengths and number are those of masks of kind `span`."""
+    """Move spans to the ends of sequences; their lengths and number are those of masks of kind `span`.
+
+    begins: for each sequence (n,), True at the first token of a word. where: (sequences,), False for sequences to leave unchanged.
+    """
     lengths = [len(sequence) for sequence in sequences]
     ids, word_begins = np.concatenate(sequences).astype(np.int64), np.concatenate(begins)
     owner = np.repeat(np.arange(len(lengths)), lengths)
