@@ -66,7 +66,7 @@ def main() -> None:
     print(f"{min(ratios):.1f} to {max(ratios):.1f} times the pipeline's throughput with several clients; the goal is {GOAL:g}")
     names = ["texts", "batch", "clients", "per_second", "peer_per_second", "ratio", "p50_ms", "peer_p50_ms", "p99_ms", "peer_p99_ms"]
     names += ["cpu_ms", "peer_cpu_ms"]
-    facts = {
+    settings = {
         "model": str(arguments.model),
         "onnx": arguments.onnx is not None,
         "precision": arguments.precision,
@@ -74,7 +74,7 @@ def main() -> None:
         "cores": os.cpu_count(),
         "seconds": arguments.seconds,
     }
-    print(json.dumps({"benchmark": "serving", **facts, "rows": [dict(zip(names, row, strict=True)) for row in rows]}))
+    print(json.dumps({"benchmark": "serving", **settings, "rows": [dict(zip(names, row, strict=True)) for row in rows]}))
 
 
 def parse_arguments() -> argparse.Namespace:

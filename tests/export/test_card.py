@@ -16,17 +16,19 @@ from cramlm.export.card import model_card
 from cramlm.export.hub import published
 
 
-def facts(**changes: Any) -> dict[str, Any]:
+def card_data(**changes: Any) -> dict[str, Any]:
     own = {"labels": list(LABELS), "parameters": 4_200_000, "vocab_size": 8192, "max_length": 128, "mlm": True}
     return {**own, "versions": {"cramlm": "0.1.0", "torch": "2.13.0"}, **provenance(), **changes}
 
 
-def facts_of(config: RunConfig) -> dict[str, Any]:
-    return facts(config=config.model_dump(mode="json"), kind=config.task.kind, scores={})
+def card_data_of(config: RunConfig) -> dict[str, Any]:
+    return card_data(config=config.model_dump(mode="json"), kind=config.task.kind, scores={})
 
 
 def test_the_front_matter_has_library_task_and_scores_and_a_license_only_if_given() -> None:
-    given = facts(config={"name": "mine", "task": {"train": "/secret/place/train.csv", "dev": None, "test": "/secret/place/test\n.csv"}})
+    given = card_data(
+        config={"name": "mine", "task": {"train": "/secret/place/train.csv", "dev": None, "test": "/secret/place/test\n.csv"}}
+    )
     head = ModelCard(model_card(given)).data
     assert (head.library_name, head.pipeline_tag, head.license, head.model_name) == ("transformers", "text-classification", None, "mine")
     assert "cramlm" in head.tags
@@ -37,12 +39,12 @@ def test_the_front_matter_has_library_task_and_scores_and_a_license_only_if_give
         ("accuracy", "accuracy", round(measured["accuracy"], 4)),
     }
     assert {(each.dataset_name, each.dataset_split) for each in head.eval_results} == {("test .csv", "test")}
-    licensed = ModelCard(model_card(facts(scores={}), license_id="apache-2.0", language="no")).data
+    licensed = ModelCard(model_card(card_data(scores={}), license_id="apache-2.0", language="no")).data
     assert (licensed.license, licensed.language, licensed.eval_results) == ("apache-2.0", "no", None)
 
 
 def test_scores_have_intervals_and_the_rows_of_other_models() -> None:
-    given = facts()
+    given = card_data()
     models = given["scores"]["models"]
     fit = {"variant": "union", "scheme": "multinomial", "class_weights": "balanced", "c": 30.0, "vector_weight": 0.5, "train_texts": 100}
     models["static"] = {"dev": models["mine"]["dev"], "fit": fit}
@@ -60,24 +62,24 @@ def test_scores_have_intervals_and_the_rows_of_other_models() -> None:
 @pytest.mark.parametrize("scores", [True, False])
 def test_every_table_has_as_many_cells_in_each_row(scores: bool) -> None:
     """Labels hold a bar, which would end a cell."""
-    for block in re.findall(r"(?:^\|.*\n?)+", model_card(facts() if scores else facts(scores={})), flags=re.MULTILINE):
+    for block in re.findall(r"(?:^\|.*\n?)+", model_card(card_data() if scores else card_data(scores={})), flags=re.MULTILINE):
         widths = {len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}
         assert len(widths) == 1, block
 
 
 def test_names_from_data_are_escaped_and_files_are_named_without_their_folders() -> None:
-    card = model_card(facts(labels=["<script>alert(1)</script>", "a\n# heading", "[x](http://y)", "\x1b[31m"]))
+    card = model_card(card_data(labels=["<script>alert(1)</script>", "a\n# heading", "[x](http://y)", "\x1b[31m"]))
     for forbidden in ("<script>", "\n# heading", "[x](", "\x1b", "secret/place"):
         assert forbidden not in card
     assert "corpus-a.jsonl.zst: 4,321 rows, sha256 `abababababababab…`" in card
 
 
 def test_data_and_cost_are_in_the_card_if_the_run_has_them() -> None:
-    card = model_card(facts())
+    card = model_card(card_data())
     data = ("100 train, 20 dev, 60 test", "777 passages", "23 were removed because they overlap", "best 50 by BM25")
     for phrase in (*data, "1.5e+15", "3,456,789", "Seed 13.", "4.2M parameters"):
         assert phrase in card, phrase
-    bare = model_card({name: value for name, value in facts(mlm=False).items() if name not in provenance()})
+    bare = model_card({name: value for name, value in card_data(mlm=False).items() if name not in provenance()})
     assert "labelled texts only" in bare
     for absent in ("## Scores", "## Data", "None"):
         assert absent not in bare.replace("top_k=None", "")
@@ -114,14 +116,14 @@ FEW = f"a linear teacher, distribution alignment, {LOCAL}, label smoothing and l
 def test_the_parts_of_the_method_are_named(recipe: str, texts: int, present: list[str], absent: list[str], tmp_path: Path) -> None:
     train = tmp_path / "train.csv"
     train.write_text("text,label\n" + "".join(f"text {number},{number % 2}\n" for number in range(texts)), "utf-8")
-    given = facts_of(getattr(recipes, recipe)(train=str(train) if texts else "", corpus="corpus.jsonl"))
+    given = card_data_of(getattr(recipes, recipe)(train=str(train) if texts else "", corpus="corpus.jsonl"))
     for card in (model_card(given), model_card(published(given))):
         assert all(phrase in card for phrase in present)
         assert not any(phrase in card for phrase in absent)
 
 
 def test_embeddings_start_from_word_vectors_of_a_search_server_and_from_co_occurrence_without_raw_text() -> None:
-    given = facts_of(recipes.tlm(train="", corpus="corpus.jsonl"))
+    given = card_data_of(recipes.tlm(train="", corpus="corpus.jsonl"))
     server = {"kind": "elasticsearch", "url": "http://localhost:9200", "index": "passages"}
     for retriever, start in ((server, "embeddings from word vectors and co-occurrence"), (None, "co-occurrence embeddings")):
         config = {**given["config"], "corpus": None, "retriever": retriever}
@@ -129,7 +131,7 @@ def test_embeddings_start_from_word_vectors_of_a_search_server_and_from_co_occur
 
 
 def test_what_uses_markers_is_a_part_of_the_method() -> None:
-    given = facts_of(recipes.tlm(train="", corpus="corpus.jsonl"))
+    given = card_data_of(recipes.tlm(train="", corpus="corpus.jsonl"))
     given["config"]["teacher"]["mark_passages"] = True
     given["config"]["encoder"]["layer_init"] = "markers"
     card = model_card(given)
@@ -139,26 +141,26 @@ def test_what_uses_markers_is_a_part_of_the_method() -> None:
 
 def test_a_model_of_a_checkpoint_did_not_start_from_random_weights() -> None:
     checkpoint = {"name": "bert", "fingerprint": "f0", "sha256": {"model.safetensors": "ab" * 32}}
-    card = model_card({**facts_of(recipes.tlm_plain(train="", corpus="corpus.jsonl")), "init": checkpoint})
+    card = model_card({**card_data_of(recipes.tlm_plain(train="", corpus="corpus.jsonl")), "init": checkpoint})
     assert "started from the weights of bert" in card
     assert "Training used no teacher, no label smoothing and no logit adjustment." in card
     assert "random weights" not in card
 
 
 def test_unknown_terms_are_omitted_and_a_number_has_no_logit_adjustment() -> None:
-    given = facts_of(recipes.tlm(train="", corpus="corpus.jsonl"))
+    given = card_data_of(recipes.tlm(train="", corpus="corpus.jsonl"))
     given["config"]["phases"][0]["terms"] = None
     assert "Training also used" not in model_card(given)
-    assert "logit adjustment" not in model_card(facts_of(recipes.tlm(train="", corpus="corpus.jsonl", kind="regression")))
+    assert "logit adjustment" not in model_card(card_data_of(recipes.tlm(train="", corpus="corpus.jsonl", kind="regression")))
 
 
 @pytest.mark.parametrize("kind", ["classification", "multi-label", "regression"])
 def test_a_model_of_pairs_is_used_with_pairs(kind: str) -> None:
-    card = model_card(facts(kind=kind, pairs=True, scores={}))
+    card = model_card(card_data(kind=kind, pairs=True, scores={}))
     assert 'predict(["some text"], ["its second text"])' in card
     assert 'classify({"text": "some text", "text_pair": "its second text"})' in card
     assert "pair of texts" in card or "pairs of texts" in card
-    assert "pair" not in model_card(facts(kind=kind, scores={}))
+    assert "pair" not in model_card(card_data(kind=kind, scores={}))
 
 
 @pytest.mark.parametrize(
@@ -171,4 +173,4 @@ def test_a_model_of_pairs_is_used_with_pairs(kind: str) -> None:
     ],
 )
 def test_the_retriever_is_named(retriever: dict[str, Any], phrase: str) -> None:
-    assert phrase in model_card(facts(retriever=retriever))
+    assert phrase in model_card(card_data(retriever=retriever))

@@ -76,14 +76,14 @@ def test_a_copied_folder_predicts_like_the_model(
 
 
 @one_shape
-def test_an_export_has_the_given_facts_the_same_bytes_each_time_and_no_probe_texts(exported: Callable[..., Artifact]) -> None:
+def test_an_export_has_the_given_provenance_the_same_bytes_each_time_and_no_probe_texts(exported: Callable[..., Artifact]) -> None:
     one, two = (exported(name, probe_texts=["a text", "the patient Xylander Quorx"]) for name in ("one", "two"))
     assert one.fingerprint == two.fingerprint
-    facts = json.loads((one.path / "provenance.json").read_text("utf-8"))
-    assert (facts["labels"], facts["scores"]) == (list(LABELS), run_scores())
-    assert {"cramlm", "torch", "numpy", "python"} <= set(facts["versions"])
+    written = json.loads((one.path / "provenance.json").read_text("utf-8"))
+    assert (written["labels"], written["scores"]) == (list(LABELS), run_scores())
+    assert {"cramlm", "torch", "numpy", "python"} <= set(written["versions"])
     stored = load_classifier(one.path).model
-    assert facts["parameters"] == sum(value.numel() for name, value in stored.named_parameters() if not name.startswith("mlm_head."))
+    assert written["parameters"] == sum(value.numel() for name, value in stored.named_parameters() if not name.startswith("mlm_head."))
     assert "mine: a text classifier" in (one.path / "README.md").read_text("utf-8")
     assert not any(b"Quorx" in file.read_bytes() for file in one.path.rglob("*") if file.is_file())
 

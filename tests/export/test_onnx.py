@@ -95,11 +95,11 @@ def test_scores_are_those_of_the_model(exported: Path, texts: list[str]) -> None
 
 def test_onnx_json_describes_the_export(exported: Path, texts: list[str]) -> None:
     folder = exported / "export-onnx"
-    facts = json.loads((folder / "onnx.json").read_bytes())
-    assert (facts["labels"], facts["max_length"], facts["weights"]) == (list(LABELS), 48, "fp32")
-    assert facts["checked_texts"] == len(texts)
-    assert 0 <= facts["largest_difference"] <= 1e-4
-    assert {"onnx", "onnxruntime", "torch"} <= set(facts["versions"])
+    settings = json.loads((folder / "onnx.json").read_bytes())
+    assert (settings["labels"], settings["max_length"], settings["weights"]) == (list(LABELS), 48, "fp32")
+    assert settings["checked_texts"] == len(texts)
+    assert 0 <= settings["largest_difference"] <= 1e-4
+    assert {"onnx", "onnxruntime", "torch"} <= set(settings["versions"])
     assert verify(folder) == 1
     assert {path.name for path in folder.iterdir()} == {
         *("model.onnx", "onnx.json", "manifest.json"),
@@ -125,11 +125,11 @@ def test_it_needs_only_onnxruntime_tokenizers_and_numpy(exported: Path) -> None:
 def test_int8_is_smaller_and_reports_its_agreement(every_shape: Path, texts: list[str]) -> None:
     folder = export_onnx(every_shape / "export", int8=True, texts=examples(texts)).path
     assert folder == every_shape / "export-onnx-int8"
-    facts = json.loads((folder / "onnx.json").read_bytes())
+    settings = json.loads((folder / "onnx.json").read_bytes())
     int8, ours = OnnxPredictor.load(folder, threads=1), Predictor.load(every_shape / "export")
     agreement = np.mean(int8.probabilities(texts).argmax(1) == ours.probabilities(texts).argmax(1))
-    assert facts["weights"] == "int8"
-    assert facts["int8"]["label_agreement"] == agreement > 0.8
+    assert settings["weights"] == "int8"
+    assert settings["int8"]["label_agreement"] == agreement > 0.8
     assert (folder / "model.onnx").stat().st_size < 0.8 * (every_shape / "export-onnx" / "model.onnx").stat().st_size
     np.testing.assert_array_equal(int8.probabilities(texts[5:6]), int8.probabilities(texts)[5:6])  # whatever the other texts
 

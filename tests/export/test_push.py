@@ -135,7 +135,7 @@ def test_refused_pushes_say_why_and_what_to_do(tmp_path: Path, hub: Hub, folder:
 
 
 @pytest.mark.parametrize("model", ["modernbert"], indirect=True)
-def test_a_model_is_pushed_twice_without_private_facts_and_predicts_equally(
+def test_a_model_is_pushed_twice_without_private_data_and_predicts_equally(
     tmp_path: Path, hub: Hub, folder: Path, texts: list[str]
 ) -> None:
     push = ["hf_right", "owner/mine", "--license", "apache-2.0", "--language", "yo"]
@@ -157,13 +157,13 @@ def test_a_model_is_pushed_twice_without_private_facts_and_predicts_equally(
     sent = b"".join(data for name, data in files.items() if name.endswith((".md", ".json"))).decode()
     for leak in ("secret", "someone", "internal", "X-Amz", "SECRET"):
         assert leak not in sent, leak
-    facts = json.loads(files["provenance.json"])
-    assert facts["config"]["task"] == {"kind": "classification", "train": "train.csv", "dev": None}
-    assert facts["config"]["corpus"] == {"files": ["a.jsonl", "a.jsonl", "*.jsonl.zst"], "passage_words": 200}
-    assert facts["config"]["retriever"]["retrievers"] == [DENSE | {"encoder": "minilm"}, {"kind": "bm25", "k1": 1.2}]
-    assert facts["retriever"] == {"kind": "elasticsearch", "top_k": 50}
-    assert facts["init"] == {"name": "bert", "fingerprint": "f0", "sha256": {"model.safetensors": "ab" * 32}}
-    assert facts["labels"] == ["a", "b", "c"]
+    provenance = json.loads(files["provenance.json"])
+    assert provenance["config"]["task"] == {"kind": "classification", "train": "train.csv", "dev": None}
+    assert provenance["config"]["corpus"] == {"files": ["a.jsonl", "a.jsonl", "*.jsonl.zst"], "passage_words": 200}
+    assert provenance["config"]["retriever"]["retrievers"] == [DENSE | {"encoder": "minilm"}, {"kind": "bm25", "k1": 1.2}]
+    assert provenance["retriever"] == {"kind": "elasticsearch", "top_k": 50}
+    assert provenance["init"] == {"name": "bert", "fingerprint": "f0", "sha256": {"model.safetensors": "ab" * 32}}
+    assert provenance["labels"] == ["a", "b", "c"]
     assert "started from the weights of bert" in card
     assert "a.jsonl: 3 rows" in card
 

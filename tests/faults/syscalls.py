@@ -76,8 +76,8 @@ class Call:
             content = self._read("mem", size, address)
         if self.name == "pwrite64":
             return offset, content
-        with open(f"/proc/{self.pid}/fdinfo/{descriptor}", encoding="ascii") as facts:  # noqa: PTH123
-            fields = dict(line.split(":", 1) for line in facts)
+        with open(f"/proc/{self.pid}/fdinfo/{descriptor}", encoding="ascii") as file:  # noqa: PTH123
+            fields = dict(line.split(":", 1) for line in file)
         if int(fields["flags"], 8) & os.O_APPEND:
             return os.stat(f"/proc/{self.pid}/fd/{descriptor}").st_size, content  # noqa: PTH116
         return int(fields["pos"]), content

@@ -98,8 +98,8 @@ def test_a_copied_model_says_that_it_does_not_know_its_training_texts(finished: 
     file.write_text("\n".join(each.text for each in unlabelled(12)) + "\n", "utf-8")
     assert "not in a run" in succeed("label-next", copied, file, "-n", "3").stderr
     assert "labelled already" in error_line(cramlm("label-next", copied, file, "-n", "3", "--labelled", file), 2)
-    facts = copied / "provenance.json"
-    facts.write_text(facts.read_text("utf-8").replace('"label_column": "label"', '"label_column": "predicted"'), "utf-8")
+    provenance = copied / "provenance.json"
+    provenance.write_text(provenance.read_text("utf-8").replace('"label_column": "label"', '"label_column": "predicted"'), "utf-8")
     assert "two columns of the output would be named 'predicted'" in error_line(cramlm("label-next", copied, file), 2)
 
 

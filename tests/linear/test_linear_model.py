@@ -134,7 +134,7 @@ def test_a_text_alone_has_the_logits_that_it_has_among_others_and_in_shared_matr
     assert static.logits([]).shape == (0, 3)
 
 
-def facts(**changes: Any) -> Callable[[Path], object]:
+def description(**changes: Any) -> Callable[[Path], object]:
     return lambda folder: edit_json(folder / MODEL_FILE, **changes)
 
 
@@ -156,7 +156,7 @@ def tensors(change: Callable[[dict[str, Any]], Any], name: str = WEIGHTS_FILE) -
 
 
 FILES = (MODEL_FILE, WEIGHTS_FILE, WORDS_FILE, TENSORS_FILE)
-WRONG_FACTS: list[dict[str, Any]] = [
+WRONG_DESCRIPTIONS: list[dict[str, Any]] = [
     *({"labels": labels} for labels in ([], ["a", "a", "b"], [1, 2, 3], "abc")),
     *({"format": 1}, {"kind": "ranking"}, {"variant": "words"}, {"scheme": "boosting"}, {"kind": "regression"}),
     *({"class_weights": "twice"}, {"c": "much"}, {"vector_weight": "much"}),
@@ -164,15 +164,15 @@ WRONG_FACTS: list[dict[str, Any]] = [
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     **{f"no {file}": (lambda folder, file=file: (folder / file).unlink(), file) for file in FILES},
     **{f"{file} cut": (lambda folder, file=file: cut(folder / file, 0.5), file) for file in FILES},
-    **{str(wrong): (facts(**wrong), MODEL_FILE) for wrong in WRONG_FACTS},
-    "facts of another sort": (lambda folder: (folder / MODEL_FILE).write_text("[1, 2]"), MODEL_FILE),
-    "facts not UTF-8": (lambda folder: (folder / MODEL_FILE).write_bytes(b'{"\xff": 1}'), MODEL_FILE),
+    **{str(wrong): (description(**wrong), MODEL_FILE) for wrong in WRONG_DESCRIPTIONS},
+    "description of another sort": (lambda folder: (folder / MODEL_FILE).write_text("[1, 2]"), MODEL_FILE),
+    "description not UTF-8": (lambda folder: (folder / MODEL_FILE).write_bytes(b'{"\xff": 1}'), MODEL_FILE),
     "weights empty": (lambda folder: (folder / WEIGHTS_FILE).write_bytes(b""), WEIGHTS_FILE),
     "words that are numbers": (lambda folder: (folder / WORDS_FILE).write_text("[1, 2]"), WORDS_FILE),
     "a word twice": (lambda folder: (folder / WORDS_FILE).write_text(json.dumps(["ship"] * 15)), WORDS_FILE),
     "a word less": (lambda folder: (folder / WORDS_FILE).write_text(json.dumps(["ship"])), TENSORS_FILE),
-    "a label less": (facts(labels=["a", "b"]), WEIGHTS_FILE),
-    "no vectors": (facts(vectors=False), WEIGHTS_FILE),
+    "a label less": (description(labels=["a", "b"]), WEIGHTS_FILE),
+    "no vectors": (description(vectors=False), WEIGHTS_FILE),
     "a term less": (terms(lambda terms: terms[1:]), WEIGHTS_FILE),
     "a term twice": (terms(lambda terms: [terms[0], *terms[:-1]]), MODEL_FILE),
     "a term that is a number": (terms(lambda terms: [1, *terms[1:]]), MODEL_FILE),

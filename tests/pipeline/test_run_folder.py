@@ -264,20 +264,20 @@ def stopped(config: RunConfig, out: str) -> None:
 
 def test_the_report_omits_stages_of_other_settings(copied: Path) -> None:
     stopped(longer(), "run")
-    facts = read_run(Path("run"))
-    assert not facts.finished
-    assert facts.stale == ("phase-2-finetune", "logit-adjustment", "evaluation", "export")
-    assert "phase-1-joint" in facts.stages
-    assert (facts.scores, facts.provenance, facts.predictions) == (None, None, {})
-    assert {event["stage"] for event in facts.events if event["kind"] == "step"} == {"phase-1-joint"}
+    record = read_run(Path("run"))
+    assert not record.finished
+    assert record.stale == ("phase-2-finetune", "logit-adjustment", "evaluation", "export")
+    assert "phase-1-joint" in record.stages
+    assert (record.scores, record.provenance, record.predictions) == (None, None, {})
+    assert {event["stage"] for event in record.events if event["kind"] == "step"} == {"phase-1-joint"}
     assert not is_up_to_date(Path("run"), "evaluation")
     assert unfinished(small_config(), out=Path("run"), store="store") == "stopped before its end"
     events: list[Event] = []
     run(small_config(), out="run", store="store", emit=events.append)
     assert not [event for event in events if event.kind == "step"], "the weights of the first settings are still there"
-    facts = read_run(Path("run"))
-    assert facts.finished
-    assert not facts.stale
+    record = read_run(Path("run"))
+    assert record.finished
+    assert not record.stale
 
 
 def test_a_folder_with_other_files_is_refused_before_the_task_is_read_and_left_as_it_was(place: Path) -> None:
@@ -334,9 +334,9 @@ def test_a_run_whose_record_cannot_be_read_is_reported_after_it_ran_again(copied
 
 def test_another_recipe_name_rebuilds_the_evaluation(copied: Path) -> None:
     run(small_config(name="mine"), out="run", store="store")
-    facts = read_run(Path("run"))
-    assert facts.own_scores["test"]["rows"] == 16
-    assert "tlm" not in facts.scores["models"]
+    record = read_run(Path("run"))
+    assert record.own_scores["test"]["rows"] == 16
+    assert "tlm" not in record.scores["models"]
 
 
 def test_predictions_name_the_present_lines_of_their_texts(copied: Path) -> None:

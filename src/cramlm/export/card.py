@@ -65,32 +65,32 @@ class Part:
 
 
 def model_card(
-    facts: Mapping[str, Any], *, repository: str | None = None, license_id: str | None = None, language: str | None = None
+    provenance: Mapping[str, Any], *, repository: str | None = None, license_id: str | None = None, language: str | None = None
 ) -> str:
-    """Markdown with YAML front matter.
+    """Return the model card: Markdown with YAML front matter.
 
-    Known keys of `facts`, plain data as in provenance.json: labels, parameters, vocab_size, max_length, mlm, versions; and, each optional,
-    kind (of task), config (a RunConfig), phases (a report for each), retriever, corpus (statistics), selection (report), task, seconds
+    provenance: plain data, as in provenance.json. Required: labels, parameters, vocab_size, max_length, mlm, versions. Optional: kind (of
+    task), config (a RunConfig), phases (a report for each), retriever, corpus (statistics), selection (report), task, seconds
     (per stage), scores (models: name -> dev, test; verdict; comparison), prompt (where the labels are words: prompt.json). The first of
-    scores.models is this model. Of a linear model (`model` is static, bayes or tfidf): fit (fit.json) in place of what only an encoder has.
+    scores.models is this model. A linear model (`model` is static, bayes or tfidf) has fit (fit.json) in place of what only an encoder has.
 
     repository: OWNER/NAME on the hub, for a card that is read there. license_id, language: as the hub spells them (apache-2.0, en).
     """
     from huggingface_hub import ModelCard, ModelCardData
 
-    linear, config, kind = facts.get("model", "encoder") != "encoder", facts.get("config") or {}, _kind(facts)
-    results = list(_eval_results(facts))
+    linear, config, kind = provenance.get("model", "encoder") != "encoder", provenance.get("config") or {}, _kind(provenance)
+    results = list(_eval_results(provenance))
     tags = ["cramlm", "text-classification"]
     data = ModelCardData(
         library_name="cramlm" if linear else "transformers",
-        pipeline_tag="fill-mask" if facts.get("prompt") else "text-classification",
+        pipeline_tag="fill-mask" if provenance.get("prompt") else "text-classification",
         tags=tags if linear else [*tags, "task-driven-language-modeling"],
         license=license_id,
         language=language,
         model_name=_one_line(config.get("name") or "cramlm") if results else None,
         eval_results=results or None,
     )
-    phases = _phases(facts)
+    phases = _phases(provenance)
     name = config.get("name")
     title = f"text {_WHAT[kind]} made with cramlm"
     body = (
@@ -101,25 +101,25 @@ def model_card(
             has_license=license_id is not None,
             has_language=language is not None,
             repository=None if repository is None else Markup(repository),
-            facts=facts,
+            provenance=provenance,
             kind=kind,
-            pairs=are_pairs(facts),
+            pairs=are_pairs(provenance),
             linear=linear,
             config=config,
             encoder=config.get("encoder"),
-            init=facts.get("init"),
+            init=provenance.get("init"),
             title=f"{name}: a {title}" if name else f"A {title}",
-            labels=facts["labels"],
-            splits={split: facts["task"][split] for split in ("train", "dev", "test") if facts["task"].get(split)}
-            if facts.get("task")
+            labels=provenance["labels"],
+            splits={split: provenance["task"][split] for split in ("train", "dev", "test") if provenance["task"].get(split)}
+            if provenance.get("task")
             else {},
             phases_known=bool(phases),
-            parts=_parts(facts, phases),
-            phase_rows=_phase_rows(facts),
-            chosen_how=_chosen_how(facts),
+            parts=_parts(provenance, phases),
+            phase_rows=_phase_rows(provenance),
+            chosen_how=_chosen_how(provenance),
             has_prior=KINDS[kind].has_prior,
-            scores=_scores(facts),
-            measured=_measured(facts)[1],
+            scores=_scores(provenance),
+            measured=_measured(provenance)[1],
         )
     )
     return str(ModelCard(body))
@@ -163,27 +163,27 @@ def _listing(names: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
-def _kind(facts: Mapping[str, Any]) -> TaskKind:
-    kind: TaskKind = facts.get("kind", "classification")
+def _kind(provenance: Mapping[str, Any]) -> TaskKind:
+    kind: TaskKind = provenance.get("kind", "classification")
     return kind
 
 
-def _measured(facts: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+def _measured(provenance: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     """The split that this model is measured on (test if there is one, else dev) and its scores; empty if there are none."""
-    models = (facts.get("scores") or {}).get("models") or {}
+    models = (provenance.get("scores") or {}).get("models") or {}
     own: Mapping[str, Any] = next(iter(models.values()), {})
     split = "test" if own.get("test") else "dev"
     return split, own.get(split) or {}
 
 
-def _eval_results(facts: Mapping[str, Any]) -> Iterator[EvalResult]:
+def _eval_results(provenance: Mapping[str, Any]) -> Iterator[EvalResult]:
     """The scores of this model for the model-index: shares as such (0 to 1), not in percent."""
     from huggingface_hub import EvalResult
 
-    split, measured = _measured(facts)
-    task = (facts.get("config") or {}).get("task") or {}
+    split, measured = _measured(provenance)
+    task = (provenance.get("config") or {}).get("task") or {}
     file = task.get(split) or task.get("train")
-    for metric in reversed(KINDS[_kind(facts)].table_metrics):
+    for metric in reversed(KINDS[_kind(provenance)].table_metrics):
         if metric in measured:
             yield EvalResult(
                 task_type="text-classification",
@@ -196,28 +196,28 @@ def _eval_results(facts: Mapping[str, Any]) -> Iterator[EvalResult]:
             )
 
 
-def _phases(facts: Mapping[str, Any]) -> list[PhaseConfig]:
+def _phases(provenance: Mapping[str, Any]) -> list[PhaseConfig]:
     """The phases of the run's config; none if it is unknown or of a version with other settings."""
     try:
-        return [PhaseConfig.model_validate(phase) for phase in (facts.get("config") or {}).get("phases", ())]
+        return [PhaseConfig.model_validate(phase) for phase in (provenance.get("config") or {}).get("phases", ())]
     except ValidationError:
         return []
 
 
-def _encoder(facts: Mapping[str, Any]) -> EncoderConfig:
+def _encoder(provenance: Mapping[str, Any]) -> EncoderConfig:
     """The encoder of the run's config; one that starts from random weights if it is unknown or of a version with other settings."""
     try:
-        return EncoderConfig.model_validate((facts.get("config") or {}).get("encoder", {}))
+        return EncoderConfig.model_validate((provenance.get("config") or {}).get("encoder", {}))
     except ValidationError:
         return EncoderConfig()
 
 
-def _parts(facts: Mapping[str, Any], phases: Sequence[PhaseConfig]) -> list[Part]:
+def _parts(provenance: Mapping[str, Any], phases: Sequence[PhaseConfig]) -> list[Part]:
     """Every part of the method that the run used beside the texts and their labels."""
-    config = facts.get("config") or {}
-    encoder = _encoder(facts)
+    config = provenance.get("config") or {}
+    encoder = _encoder(provenance)
     linear = [(phase, term) for phase in phases for term in linear_teachers(phase)]
-    kind = _kind(facts)
+    kind = _kind(provenance)
     soft_labels = "numbers" if kind == "regression" else "probabilities"
     parts = []
     if linear:
@@ -275,8 +275,8 @@ def _weights(terms: Sequence[tuple[PhaseConfig, Distil]]) -> str:
     return ", ".join(f"phase {phase.name}, weight {term.weight:g}" for phase, term in terms)
 
 
-def _chosen_how(facts: Mapping[str, Any]) -> str:
-    match facts.get("retriever"):
+def _chosen_how(provenance: Mapping[str, Any]) -> str:
+    match provenance.get("retriever"):
         case {"kind": "bm25" | "dense" as kind, "top_k": top_k}:
             best = "the best" if top_k is None else f"the best {top_k}"
             return f"{best} by {'BM25' if kind == 'bm25' else 'sentence embeddings'} for each training text"
@@ -290,7 +290,7 @@ def _chosen_how(facts: Mapping[str, Any]) -> str:
             return "retrieved for the training texts"
 
 
-def _phase_rows(facts: Mapping[str, Any]) -> list[list[str]]:
+def _phase_rows(provenance: Mapping[str, Any]) -> list[list[str]]:
     return [
         [
             phase["name"],
@@ -300,20 +300,20 @@ def _phase_rows(facts: Mapping[str, Any]) -> list[list[str]]:
             f"{phase['paper_flops']:.2g}",
             f"{phase['executed_flops']:.2g}",
         ]
-        for phase in facts.get("phases") or ()
+        for phase in provenance.get("phases") or ()
     ]
 
 
-def _scores(facts: Mapping[str, Any]) -> dict[str, Any] | None:
+def _scores(provenance: Mapping[str, Any]) -> dict[str, Any] | None:
     """Tables of scores as text, this model first. per_class: of this model on `split`. linear_models: (name, features, fit)."""
-    models = (facts.get("scores") or {}).get("models") or {}
+    models = (provenance.get("scores") or {}).get("models") or {}
     if not models:
         return None
-    kind = _kind(facts)
+    kind = _kind(provenance)
     main = main_metric(kind)
-    comparison = facts["scores"].get("comparison") or {}
+    comparison = provenance["scores"].get("comparison") or {}
     cross_fitted = comparison.get("cross_fitted", {})
-    choice = (facts.get("config") or {}).get("dev_metric") or main
+    choice = (provenance.get("config") or {}).get("dev_metric") or main
     columns = [("dev", main), ("test", main), *(("test", metric) for metric in reversed(KINDS[kind].table_metrics[:-1]))][:_MOST_COLUMNS]
     header = ["model", *(f"{split} {METRIC_NAMES[metric]}" for split, metric in columns)]
     if cross_fitted:
@@ -329,7 +329,7 @@ def _scores(facts: Mapping[str, Any]) -> dict[str, Any] | None:
         ("bayes", "TF-IDF of these and of retrieved texts"),
         ("static", "TF-IDF and averaged word vectors of the corpus"),
     )
-    split, measured = _measured(facts)
+    split, measured = _measured(provenance)
     return {
         "percent": is_percent(main),
         "header": header,
@@ -337,7 +337,7 @@ def _scores(facts: Mapping[str, Any]) -> dict[str, Any] | None:
         "linear_models": [(name, what, fit) for name, what in features if (fit := models.get(name, {}).get("fit"))],
         "compared": bool(comparison),
         "combined": COMBINED in models,
-        "verdict": facts["scores"].get("verdict") or "",
+        "verdict": provenance["scores"].get("verdict") or "",
         "split": split,
         "per_class": [
             [label, *(f"{100 * row[field]:.1f}" for field in ("precision", "recall", "f1")), f"{row['support']:,}"]

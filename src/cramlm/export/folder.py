@@ -95,7 +95,7 @@ def publish_encoder(
             save_mlm(model, tokenizer, folder / "mlm", max_length=loaded.max_length)
         for part in beside:
             part.save(folder)
-        facts = {
+        description = {
             "parameters": _stored_parameters(model),
             "vocab_size": model.vocab_size,
             "max_length": loaded.max_length,
@@ -104,10 +104,10 @@ def publish_encoder(
             "mlm": mlm,
             **({} if model.prompt is None else {"prompt": prompt_json(model.prompt, labels)}),
         }
-        _write_card(folder, {**facts, "versions": _versions(_ENCODER_PACKAGES), **provenance})
+        _write_card(folder, {**description, "versions": _versions(_ENCODER_PACKAGES), **provenance})
         probes = [*probe_texts[:MOST_PROBES], *labels[:MOST_PROBES]]
         difference = _check(folder, out, loaded, mlm=mlm, probes=probes)
-        message = f"{_size_of(folder)}, logits within {difference:.0e} on {counted(len(probes), 'text')} when loaded"
+        message = f"{_size_of(folder)}; loaded again, its logits differ by at most {difference:.0e} on {counted(len(probes), 'text')}"
         emit(Event("done", KIND, f"{out}: {message}"))
 
     return stage(out, kind=KIND, key={**key, "code_format": CODE_FORMAT}, write=write, emit=emit)
@@ -133,17 +133,17 @@ def publish_linear(
         model.save(folder)
         if confidence is not None:
             confidence.save(folder)
-        facts = {
+        description = {
             "model": model.name,
             "labels": list(model.labels),
             "kind": model.kind,
             "parameters": int(model.coefficients.weights.size + model.coefficients.bias.size),
         }
-        _write_card(folder, {**facts, "versions": _versions(_LINEAR_PACKAGES), **provenance})
+        _write_card(folder, {**description, "versions": _versions(_LINEAR_PACKAGES), **provenance})
         probes = [*model.labels, *(part.terms[0] for part in model.tfidf.parts if part.terms)]
         if not np.array_equal(LinearModel.load(folder).logits(probes), model.logits(probes)):
             raise ArtifactError(f"{out}: the loaded folder gives other logits than the model; nothing was published, export again")
-        emit(Event("done", KIND, f"{out}: {_size_of(folder)}, equal logits when loaded"))
+        emit(Event("done", KIND, f"{out}: {_size_of(folder)}; loaded again, its logits are equal"))
 
     return stage(out, kind=KIND, key={**key, "code_format": CODE_FORMAT}, write=write, emit=emit)
 
@@ -152,10 +152,10 @@ def _versions(packages: Sequence[str]) -> dict[str, str]:
     return {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in packages}}
 
 
-def _write_card(folder: Path, facts: Mapping[str, Any]) -> None:
+def _write_card(folder: Path, provenance: Mapping[str, Any]) -> None:
     """Write provenance.json and README.md."""
-    (folder / "provenance.json").write_text(json.dumps(facts, indent=1, ensure_ascii=False, allow_nan=False) + "\n", "utf-8")
-    (folder / "README.md").write_text(model_card(facts), "utf-8")
+    (folder / "provenance.json").write_text(json.dumps(provenance, indent=1, ensure_ascii=False, allow_nan=False) + "\n", "utf-8")
+    (folder / "README.md").write_text(model_card(provenance), "utf-8")
 
 
 def _size_of(folder: Path) -> str:

@@ -65,10 +65,10 @@ def push_model(
     prefix = "" if artifact.kind == "export" else f"{folder.name}/"
     contents: dict[str, bytes | str] = {prefix + name: str(folder / name) for name in artifact.files}
     if PROVENANCE_FILE in contents:
-        facts = published(json.loads((folder / PROVENANCE_FILE).read_bytes()))
-        card = model_card(facts, repository=repository, license_id=license_id, language=language)
+        provenance = published(json.loads((folder / PROVENANCE_FILE).read_bytes()))
+        card = model_card(provenance, repository=repository, license_id=license_id, language=language)
         contents[_CARD] = card.encode()
-        contents[PROVENANCE_FILE] = (json.dumps(facts, indent=1, ensure_ascii=False) + "\n").encode()
+        contents[PROVENANCE_FILE] = (json.dumps(provenance, indent=1, ensure_ascii=False) + "\n").encode()
     settings = prefix + SETTINGS_FILE
     if settings in contents:
         values = published_settings(json.loads((folder / SETTINGS_FILE).read_bytes()))
@@ -161,11 +161,11 @@ PUBLISHED: Final[dict[str, Any]] = {
 """The published fields of provenance.json; a field that is not listed is not published."""
 
 
-def published(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the published part of `facts`, the content of a provenance.json."""
-    public = _filter(facts, PUBLISHED)
+def published(provenance: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the published part of `provenance`, the content of a provenance.json."""
+    public = _filter(provenance, PUBLISHED)
     assert isinstance(public, dict)
-    return public | {"pairs": are_pairs(facts)}
+    return public | {"pairs": are_pairs(provenance)}
 
 
 def published_settings(settings: Mapping[str, Any]) -> dict[str, Any]:

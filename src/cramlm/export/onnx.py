@@ -9,9 +9,9 @@
 Before the folder is published `OnnxPredictor` loads it: its logits for held-out texts must equal those of the model. int8 quantizes
 weights statically and activations dynamically; this changes predictions, so the share of texts with an equal label is reported and stored.
 
-The graph is written node by node: tracing the model with torch.onnx takes 19 CPU seconds, this 0.1. It is the formulas of
-model/encoder.py and model/heads.py without dropout, for all shapes but `moe`; a change there needs the same one here. A row of the input is
-one sequence, padded at its end. Shapes: R rows, L positions, D hidden size, H heads.
+The graph is written node by node in 0.1 CPU seconds; tracing the model with torch.onnx takes 19. It repeats the formulas of
+model/encoder.py and model/heads.py without dropout, for all shapes but `moe`; a change there needs the same change here. A row of the
+input is one sequence, padded at its end. Shapes: R rows, L positions, D hidden size, H heads.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from cramlm.errors import ArtifactError, EnvironmentFault, UsageError, counted, 
 from cramlm.evaluation.confidence import CONFIDENCE_FILE, ConfidenceFile
 from cramlm.evaluation.kinds import KINDS
 from cramlm.evaluation.prediction import predict_logits, sequences_of
-from cramlm.inference.base import SETTINGS_FILE, are_pairs, facts_of
+from cramlm.inference.base import SETTINGS_FILE, are_pairs, read_provenance
 from cramlm.inference.folders import folder_of_form, model_of, texts_for_check
 from cramlm.inference.linear import COMBINATION_FOLDER, CombinedModels, has_combination
 from cramlm.inference.onnx import GRAPH_FILE, OnnxPredictor
@@ -61,7 +61,7 @@ _INPUTS = ("input_ids", "attention_mask")
 def export_onnx(
     path: Path, *, int8: bool = False, out: Path | None = None, texts: Sequence[Example] | None = None, emit: Emit = silent
 ) -> Artifact:
-    """Publish the ONNX form of `path` (a run or an exported model), or keep the present one for the same model and texts.
+    """Publish the ONNX form of `path` (a run or an exported model), or keep the existing one of the same model and texts.
 
     out: by default `onnx` or `onnx-int8` in the run, or beside a model outside of a run. texts: up to 200 to check the graph on; by default
     the run's dev and test texts.
@@ -84,7 +84,7 @@ def export_onnx(
     if loaded.model.prompt is not None:
         raise UsageError(f"{folder}: a model with a prompt (prompt.json) cannot be exported to ONNX; export a classifier")
 
-    task = (facts_of(folder).get("config") or {}).get("task") or {}
+    task = (read_provenance(folder).get("config") or {}).get("task") or {}
     columns = {name: task[name] for name in _COLUMNS if name in task}
 
     def write(temporary: Path) -> None:
@@ -96,26 +96,26 @@ def export_onnx(
         if (confidence := ConfidenceFile.load(folder)) is not None:
             confidence.save(temporary)
         write_graph(loaded.model, temporary / GRAPH_FILE)
-        facts: dict[str, Any] = {
+        settings: dict[str, Any] = {
             "kind": loaded.model.kind,
             "labels": list(loaded.labels),
             "max_length": loaded.max_length,
             "pad_id": loaded.tokenizer.pad_id,
             "weights": "fp32",
-            "pairs": are_pairs(facts_of(folder)),
+            "pairs": are_pairs(read_provenance(folder)),
             "config": {"task": columns},
             "checked_texts": len(probes),
             "versions": {package: importlib.metadata.version(package) for package in ("cramlm", "torch", *_PACKAGES)},
         }
         expected = _logits(loaded, probes)
-        facts["largest_difference"] = difference = _checked_difference(_read_back(temporary, facts, probes), expected, loaded, target)
+        settings["largest_difference"] = difference = _checked_difference(_read_back(temporary, settings, probes), expected, loaded, target)
         message = f"logits within {difference:.0e} on {counted(len(probes), 'text')}"
         if int8:
             quantize(temporary / GRAPH_FILE)
-            facts["weights"] = "int8"
-            facts["int8"], of_int8 = _effect_of_int8(_read_back(temporary, facts, probes), expected, loaded)
+            settings["weights"] = "int8"
+            settings["int8"], of_int8 = _effect_of_int8(_read_back(temporary, settings, probes), expected, loaded)
             message = f"{of_int8} (fp32: {message})"
-        (temporary / SETTINGS_FILE).write_text(json.dumps(facts, indent=1, ensure_ascii=False, allow_nan=False) + "\n", "utf-8")
+        (temporary / SETTINGS_FILE).write_text(json.dumps(settings, indent=1, ensure_ascii=False, allow_nan=False) + "\n", "utf-8")
         emit(Event("done", KIND, f"{target}: {size((temporary / GRAPH_FILE).stat().st_size)}, {message}"))
 
     refuse_foreign(target, kind=KIND)
@@ -131,7 +131,7 @@ def _checked_difference(logits: FloatArray, expected: FloatArray, loaded: Loaded
     """Return the largest difference between the logits of the graph and those of the model, both (n, labels).
 
     Raises:
-        ArtifactError: if it is above `LARGEST_DIFFERENCE`; of a regression (years, or prices), times the largest number.
+        ArtifactError: if it is above `LARGEST_DIFFERENCE`, for a regression multiplied by the largest number, such as a year or a price.
     """
     difference = float(np.abs(logits - expected).max())
     unit = max(1.0, float(np.abs(expected).max())) if loaded.model.kind == "regression" else 1.0
@@ -145,7 +145,7 @@ def _checked_difference(logits: FloatArray, expected: FloatArray, loaded: Loaded
 
 
 def _effect_of_int8(logits: FloatArray, expected: FloatArray, loaded: LoadedModel) -> tuple[dict[str, float], str]:
-    """Return how far logits (n, labels) of int8 are from those of the model, for onnx.json and as a message."""
+    """Compare the logits (n, labels) of int8 with those of the model; return the result for onnx.json and as a message."""
     difference, texts = float(np.abs(logits - expected).max()), len(expected)
     if loaded.model.kind == "regression":
         return {"largest_difference": difference}, f"int8 differs by at most {difference:.3g} on {texts} texts"
@@ -168,8 +168,8 @@ def quantize(path: Path) -> None:
         quantize_dynamic(graph, path, weight_type=QuantType.QInt8)
 
 
-def _read_back(folder: Path, facts: dict[str, Any], examples: Sequence[Example]) -> FloatArray:
-    (folder / SETTINGS_FILE).write_text(json.dumps(facts), "utf-8")
+def _read_back(folder: Path, settings: dict[str, Any], examples: Sequence[Example]) -> FloatArray:
+    (folder / SETTINGS_FILE).write_text(json.dumps(settings), "utf-8")
     pairs = [example.text_pair for example in examples]
     return OnnxPredictor.load(folder).logits([example.text for example in examples], pairs)
 
@@ -218,7 +218,7 @@ def write_graph(model: Model, path: Path) -> None:
 
 
 class _GraphWriter:
-    """Nodes and constants of a graph. A `str` is the name of a value; a tensor given to `node` becomes a constant."""
+    """Collects the nodes and constants of a graph. A `str` is the name of a value; a tensor passed to `node` becomes a constant."""
 
     def __init__(self, positions: int) -> None:
         """positions: the largest L."""
@@ -305,7 +305,7 @@ class _GraphWriter:
         return self._linear(joined, output)
 
     def _bias(self, reach: int | None) -> str:
-        """(R, 1, L, L): 0 where both positions are of the sequence, or both padding, and at most `reach` apart; -inf elsewhere."""
+        """(R, 1, L, L): 0 where both positions are tokens, or both padding, and at most `reach` apart; -inf elsewhere."""
         both = [self.node("Unsqueeze", _INPUTS[1], torch.tensor(axes)) for axes in ([1, 3], [1, 2])]
         visible = self.node("Equal", *both)
         if reach is not None:

@@ -41,15 +41,15 @@ CODE_FORMAT: Final = 1  # raise it when the same model would give another folder
 LARGEST_DIFFERENCE: Final = 1e-4
 MOST_TEXTS: Final = 200
 POOLING_FOLDER: Final = "1_Pooling"
-_CLASSIFIER: Final = ("classifier.", "head.")  # prefixes of its tensors in all shapes
-_OF_CLASSIFIER: Final = ("id2label", "label2id", "problem_type")
+_CLASSIFIER_TENSORS: Final = ("classifier.", "head.")  # prefixes of their names, in all shapes of the encoder
+_CLASSIFIER_FIELDS: Final = ("id2label", "label2id", "problem_type")
 _MODES: Final = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
 
 
 def export_sentence_encoder(
     path: Path, *, out: Path | None = None, texts: Sequence[Example] | None = None, emit: Emit = silent
 ) -> Artifact:
-    """Publish the sentence encoder of `path` (a run or an exported encoder), or keep the present one for the same model and texts.
+    """Publish `path` (a run or an exported encoder) as a sentence encoder, or keep the existing one of the same model and texts.
 
     out: by default `sentence-transformers` in the run, or beside a model outside of a run. texts: up to 200 to check the vectors on; by
     default the run's dev and test texts.
@@ -86,7 +86,7 @@ def export_sentence_encoder(
 
 
 def _refuse(folder: Path) -> None:
-    """Raises UsageError if the model of the folder is no encoder with text vectors, or transformers has no class for it."""
+    """Raise UsageError unless the folder holds an encoder with text vectors for which transformers has a class."""
     remedy = "pass the run of an encoder, or the folder that it exported"
     if is_linear(folder):
         raise UsageError(f"{folder}: a linear model, which sentence-transformers cannot load; {remedy}")
@@ -99,10 +99,10 @@ def _refuse(folder: Path) -> None:
 
 
 def _write(folder: Path, target: Path, predictor: Predictor) -> None:
-    config = {name: value for name, value in read_json(folder / CONFIG_FILE).items() if name not in _OF_CLASSIFIER}
+    config = {name: value for name, value in read_json(folder / CONFIG_FILE).items() if name not in _CLASSIFIER_FIELDS}
     config["architectures"] = [name.replace("ForSequenceClassification", "Model") for name in config["architectures"]]
     tensors = load((folder / WEIGHTS_FILE).read_bytes())
-    kept = {name: tensor for name, tensor in tensors.items() if not name.startswith(_CLASSIFIER)}
+    kept = {name: tensor for name, tensor in tensors.items() if not name.startswith(_CLASSIFIER_TENSORS)}
     save_tensors(target / WEIGHTS_FILE, kept, metadata={"format": "pt"})
     for name in (TOKENIZER_FILE, TOKENIZER_CONFIG_FILE):
         shutil.copyfile(folder / name, target / name)

@@ -1,4 +1,4 @@
-"""What all predictors share: their interface, and checks and streaming of texts. Importing it loads NumPy only."""
+"""The interface of all predictors, with the checks and the streaming of texts that they share. Importing it loads NumPy only."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ if TYPE_CHECKING:
 
 STREAM_BATCH = 1024
 WordSpans: TypeAlias = tuple[list[tuple[int, int]], list[tuple[int, int]]]
-"""Of a text, and of its pair; without a pair the second list is empty."""
+"""Spans of a text, and of its second text; without one the second list is empty."""
 
 
 class BasePredictor(ABC):
-    """A loaded model. labels: in the order of the outputs. A subclass computes the outputs of texts, and finds their words.
+    """A loaded model. labels: in the order of the outputs. Subclasses compute the outputs of texts and find their words.
 
     trained_on_pairs: True if every text needs a pair, False if none may have one, None if the model's folder does not say.
-    max_length: tokens of its input, special ones included; `UNCUT` (model/tokenizer.py) if it reads whole texts. confidence: of its
-    predictions; None if its folder has no confidence.json. without_embeddings: why a kind of model has no `embeddings`.
+    max_length: tokens of its input, special ones included; `UNCUT` (model/tokenizer.py) if it reads whole texts. confidence:
+    calibration of its predictions; None if its folder has no confidence.json. without_embeddings: why this kind of model has no
+    `embeddings`.
     """
 
     labels: tuple[str, ...]
@@ -39,7 +40,7 @@ class BasePredictor(ABC):
 
     @abstractmethod
     def outputs(self, texts: Sequence[str], pairs: Sequence[str | None] | None) -> FloatArray:
-        """Probabilities, float32 (n, labels), or the numbers of a regression, (n, 1), in the order of the texts.
+        """Return probabilities, float32 (n, labels), or the numbers of a regression, (n, 1), in the order of the texts.
 
         Raises:
             UsageError, DataError: as `check_texts`.
@@ -47,11 +48,11 @@ class BasePredictor(ABC):
 
     @abstractmethod
     def whole_lengths(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> IntArray:
-        """Tokens of each text before truncation, special ones included; of a linear model words: int64 (n,)."""
+        """Return the tokens of each text before truncation, special tokens included; for a linear model its words. int64 (n,)."""
 
     @abstractmethod
     def word_spans(self, text: str, pair: str | None = None) -> WordSpans:
-        """Character spans [start, stop) of the words within the model's input, in order: those of the text and those of its pair."""
+        """Return character spans [start, stop) of the words within the model's input, in order: those of the text and those of its pair."""
 
     def compute(self, texts: Sequence[str], pairs: Sequence[str | None] | None) -> tuple[FloatArray, IntArray]:
         """Return the outputs, and the tokens of each text, int64 (n,), `max_length` for one that is longer. Raises as `outputs`."""
@@ -70,7 +71,7 @@ class BasePredictor(ABC):
         return KINDS[self.kind].predictions(self.outputs(texts, pairs), self.labels)
 
     def embeddings(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> FloatArray:
-        """A vector for each text (or pair of texts), float32 (n, width), in order; not scaled to length 1.
+        """Return a vector for each text (or pair of texts), float32 (n, width), in order; not scaled to length 1.
 
         Raises:
             UsageError, DataError: as `predict`. UsageError: if the model has no text vectors.
@@ -95,7 +96,7 @@ class BasePredictor(ABC):
         ]
 
     def threshold(self, *, accuracy: float) -> float:
-        """The lowest `below` of `predict_or_abstain` for which at least this share of the labels is right on dev.
+        """Return the lowest `below` of `predict_or_abstain` for which at least this share of the labels is right on dev.
 
         Raises:
             UsageError: if no threshold reaches it, the model has no calibrated confidence, or its texts do not have one label each.
@@ -131,18 +132,19 @@ class BasePredictor(ABC):
         return self._stream(iter(texts), None if pairs is None else iter(pairs), batch)
 
     def probabilities(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> FloatArray:
-        """Probability of each label for each text, float32 (n, labels) in the order of `labels`; rows sum to 1, unless the model is
-        multi-label.
+        """Return the probability of each label for each text, float32 (n, labels) in the order of `labels`.
+
+        Rows sum to 1 unless the model is multi-label.
 
         Raises:
-            UsageError, DataError: as `predict`. UsageError: of a regression.
+            UsageError, DataError: as `predict`. UsageError: if the model is a regression.
         """
         if self.kind == "regression":
             raise UsageError("this model predicts a number, which has no probability; use predict")
         return self.outputs(texts, pairs)
 
     def check_labels(self, examples: Sequence[Example], *, origin: str) -> None:
-        """Raises DataError naming the first label that the model lacks, and its row in `origin`."""
+        """Raise DataError with the first label that the model lacks and its row in `origin`."""
         from cramlm.evaluation.kinds import check_labels
 
         remedy = "pass --unseen-labels ignore to count it as missed"
@@ -171,13 +173,13 @@ class EncoderPredictor(BasePredictor):
     """A loaded encoder."""
 
     def longest_input(self, pair: str | None = None) -> int:
-        """Longest input in tokens, special ones included; below `max_length` if a prompt takes some."""
+        """Return the longest input in tokens, special tokens included; less than `max_length` if a prompt takes some."""
         return self.max_length
 
     @property
     @abstractmethod
     def tokenizer_json(self) -> str:
-        """Content of tokenizer.json."""
+        """The content of tokenizer.json."""
 
     def outputs(self, texts: Sequence[str], pairs: Sequence[str | None] | None) -> FloatArray:
         return self.compute(texts, pairs)[0]
@@ -194,8 +196,8 @@ PROVENANCE_FILE: Final = "provenance.json"
 SETTINGS_FILE: Final = "onnx.json"
 
 
-def facts_of(folder: Path) -> dict[str, Any]:
-    """Return what a model folder says of its training: its provenance, or the settings of an ONNX folder; nothing if it has neither.
+def read_provenance(folder: Path) -> dict[str, Any]:
+    """Return how the model in a folder was trained: its provenance.json, or the onnx.json of an ONNX folder; empty without either.
 
     Raises:
         ArtifactError: if the file is damaged.
@@ -207,11 +209,11 @@ def facts_of(folder: Path) -> dict[str, Any]:
         return dict(json.loads(path.read_bytes()))
 
 
-def are_pairs(facts: Mapping[str, Any]) -> bool | None:
-    """Return True if a model with these facts was trained on pairs of texts, None if they do not say."""
-    if "pairs" in facts:  # of an ONNX folder, and of a model on the Hub, where names of columns are not published
-        return None if facts["pairs"] is None else bool(facts["pairs"])
-    task = (facts.get("config") or {}).get("task") or {}
+def are_pairs(provenance: Mapping[str, Any]) -> bool | None:
+    """Return True if a model with this provenance was trained on pairs of texts; None if it does not say."""
+    if "pairs" in provenance:  # of an ONNX folder, and of a model on the Hub, where names of columns are not published
+        return None if provenance["pairs"] is None else bool(provenance["pairs"])
+    task = (provenance.get("config") or {}).get("task") or {}
     return task["text_pair_column"] is not None if "text_pair_column" in task else None
 
 
@@ -226,32 +228,32 @@ def check_texts(texts: Sequence[str], pairs: Sequence[str | None] | None, *, tra
     for name, values in (("texts", texts), ("pairs", pairs)):
         if values is not None and not hasattr(values, "__len__"):
             raise UsageError(f"{name} is a {type(values).__name__}, which has no length; pass a list, or use predict_iter")
-    given = [None] * len(texts) if pairs is None else list(pairs)  # also of a pandas Series
-    if len(given) != len(texts):
-        raise UsageError(f"{len(texts)} texts but {len(given)} pairs; give one for each text (None where there is none)")
+    second_texts = [None] * len(texts) if pairs is None else list(pairs)  # also of a pandas Series
+    if len(second_texts) != len(texts):
+        raise UsageError(f"{len(texts)} texts but {len(second_texts)} pairs; give one for each text (None where there is none)")
     _check_strings("text", texts)
-    _check_strings("pair", [pair for pair in given if pair is not None])
-    if trained_on_pairs is True and None in given:
+    _check_strings("pair", [pair for pair in second_texts if pair is not None])
+    if trained_on_pairs is True and None in second_texts:
         raise UsageError("this model was trained on pairs of texts; pass the second text of each: pairs (--text-pair-column)")
-    if trained_on_pairs is False and any(pair is not None for pair in given):
+    if trained_on_pairs is False and any(pair is not None for pair in second_texts):
         raise UsageError("this model was trained on single texts; leave out the second ones: pairs (--text-pair-column)")
 
 
 def check_threshold(below: float) -> None:
-    """Raises UsageError if a threshold of the confidence is not in [0, 1]."""
+    """Raise UsageError if a threshold of the confidence is not in [0, 1]."""
     if not 0 <= below <= 1:
         raise UsageError(f"the threshold of the confidence is {below:g}; pass a number from 0 (never abstain) to 1")
 
 
 def refuse_one_string(texts: object, pairs: object) -> None:
-    """Raises UsageError if a string is passed in place of a list."""
+    """Raise UsageError if a string is passed instead of a list."""
     for name, value in (("texts", texts), ("pairs", pairs)):
         if isinstance(value, str | bytes):
             raise UsageError(f"{name} is one string ({str(value)[:30]!r}); pass a list of strings, like [text]")
 
 
 def word_spans(tokenizer_json: str, text: str, pair: str | None = None, *, max_length: int) -> WordSpans:
-    """Character spans [start, stop) of the words within the model's input, in order: those of the text and those of its pair.
+    """Return character spans [start, stop) of the words within the model's input, in order: those of the text and those of its pair.
 
     Raises:
         DataError: if the text holds a lone surrogate.

@@ -21,7 +21,7 @@ from cramlm.config.run import read_toml
 from cramlm.data.task import KIND as TASK
 from cramlm.data.task import RowFormat, load_task
 from cramlm.errors import ArtifactError, UsageError
-from cramlm.inference.base import facts_of
+from cramlm.inference.base import read_provenance
 from cramlm.inference.onnx import GRAPH_FILE
 from cramlm.io.paths import at_home, is_remote, require_folder
 from cramlm.linear.files import is_linear
@@ -89,7 +89,7 @@ def columns_of(
     """
     run = run_of(model)
     folders = (model, *([] if run is None else [run / EXPORT]))
-    tasks = [(facts_of(folder).get("config") or {}).get("task") or {} for folder in folders]
+    tasks = [(read_provenance(folder).get("config") or {}).get("task") or {} for folder in folders]
     trained = next((task for task in tasks if "text_column" in task), {})
     given = {"text_column": text, "text_pair_column": text_pair, "label_column": label, "label_separator": separator}
     values: dict[str, Any] = {name: trained.get(name) if value is None else value for name, value in given.items()}

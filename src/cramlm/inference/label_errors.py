@@ -27,7 +27,7 @@ from cramlm.data.task import texts_of_labels
 from cramlm.data.validation import Finding, LabelledFile
 from cramlm.errors import UsageError, brief
 from cramlm.evaluation.kinds import check_labels
-from cramlm.inference.base import are_pairs, check_texts, facts_of
+from cramlm.inference.base import are_pairs, check_texts, read_provenance
 from cramlm.inference.folders import model_of, run_of, task_of
 from cramlm.inference.linear import COMBINATION_FOLDER
 from cramlm.linear.files import Setting, is_linear
@@ -105,7 +105,7 @@ def find_suspicious_rows(path: Path, train: LabelledFile, *, emit: Emit = silent
     _refuse_numbers(train.kind)
     folder = model_of(path)
     pairs = [row.text_pair for row in train.examples]
-    check_texts([row.text for row in train.examples], pairs, trained_on_pairs=are_pairs(facts_of(folder)))
+    check_texts([row.text for row in train.examples], pairs, trained_on_pairs=are_pairs(read_provenance(folder)))
     probabilities, labels = _out_of_fold(train, folder, emit)
     label_ids, has = RULES[train.kind].targets([str(example.label) for example in train.examples], labels, Scale())
     if train.kind == "multi-label":

@@ -22,7 +22,7 @@ from cramlm.errors import ArtifactError, UsageError
 from cramlm.evaluation.combination import COMBINATION_FILE, ENCODER, Combination
 from cramlm.evaluation.confidence import Confidence, load_confidence
 from cramlm.evaluation.kinds import KINDS
-from cramlm.inference.base import BasePredictor, EncoderPredictor, WordSpans, are_pairs, check_texts, facts_of
+from cramlm.inference.base import BasePredictor, EncoderPredictor, WordSpans, are_pairs, check_texts, read_provenance
 from cramlm.linear.files import MODEL_FILE, WEIGHTS_FILE, is_linear
 from cramlm.model.huggingface.config import refuse_pickles
 from cramlm.model.tokenizer import TOKENIZER_FILE, UNCUT
@@ -65,7 +65,7 @@ class LinearPredictor(BasePredictor):
         check_files(Path(folder), (MODEL_FILE, WEIGHTS_FILE, WORDS_FILE, TENSORS_FILE))
         predictor = cls(LinearModel.load(Path(folder)))
         predictor.confidence = load_confidence(Path(folder))
-        predictor.trained_on_pairs = are_pairs(facts_of(Path(folder)))
+        predictor.trained_on_pairs = are_pairs(read_provenance(Path(folder)))
         return predictor
 
     def outputs(self, texts: Sequence[str], pairs: Sequence[str | None] | None) -> FloatArray:
@@ -259,5 +259,5 @@ def _load_part(folder: Path, name: str) -> LinearPredictor:
     check_files(folder, [f"{part}/{file}" for file in (MODEL_FILE, WEIGHTS_FILE, TOKENIZER_FILE)])
     predictor = LinearPredictor.load(folder / part)
     predictor.confidence = load_confidence(folder, name)
-    predictor.trained_on_pairs = are_pairs(facts_of(folder))
+    predictor.trained_on_pairs = are_pairs(read_provenance(folder))
     return predictor

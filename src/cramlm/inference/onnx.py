@@ -21,7 +21,7 @@ import numpy as np
 
 from cramlm.errors import ArtifactError, DataError, DivergedError, EnvironmentFault
 from cramlm.evaluation.confidence import load_confidence
-from cramlm.inference.base import SETTINGS_FILE, EncoderPredictor, are_pairs, check_texts, facts_of
+from cramlm.inference.base import SETTINGS_FILE, EncoderPredictor, are_pairs, check_texts, read_provenance
 from cramlm.records import AnyPrediction, FloatArray, IntArray, Prediction, TaskKind
 from cramlm.storage.arrays import groups_by_length
 from cramlm.storage.artifacts import check_files
@@ -93,7 +93,7 @@ class OnnxPredictor(EncoderPredictor):
         tokenizer.no_padding()
         predictor = cls(session, tokenizer, settings)
         predictor.confidence = load_confidence(folder, "encoder")
-        predictor.trained_on_pairs = are_pairs(facts_of(folder))
+        predictor.trained_on_pairs = are_pairs(read_provenance(folder))
         return predictor
 
     def compute(self, texts: Sequence[str], pairs: Sequence[str | None] | None) -> tuple[FloatArray, IntArray]:

@@ -17,7 +17,7 @@ from cramlm.errors import UsageError
 from cramlm.evaluation.combination import ENCODER
 from cramlm.evaluation.confidence import Confidence, load_confidence, usable_confidence
 from cramlm.evaluation.kinds import AnyScores, require_single_label
-from cramlm.inference.base import EncoderPredictor, are_pairs, check_texts, facts_of
+from cramlm.inference.base import EncoderPredictor, are_pairs, check_texts, read_provenance
 from cramlm.inference.folders import model_of
 from cramlm.inference.linear import (
     CombinedModels,
@@ -91,7 +91,7 @@ class Predictor(EncoderPredictor):
         loaded.model.to(resolve_device(device))
         predictor = cls(loaded, precision=precision)
         predictor.confidence = load_confidence(Path(folder), ENCODER)
-        predictor.trained_on_pairs = are_pairs(facts_of(Path(folder)))
+        predictor.trained_on_pairs = are_pairs(read_provenance(Path(folder)))
         return predictor
 
     @property

@@ -407,9 +407,9 @@ def schedule(run: RunContext, plan: RunPlan, text: EncodedTexts) -> Schedule:
             run.emit(Event("warning", "schedule", message))
             amount = least
         phases = budget.plan_phases(run.config.phases, sizes=sizes, speed=units, amount=amount, rows=rows)
-        facts = {"amount": amount, "seconds_per_unit": seconds_per_unit, "finishing": finishing, "rows": rows}
+        amounts = {"amount": amount, "seconds_per_unit": seconds_per_unit, "finishing": finishing, "rows": rows}
         planned = {"phases": [phase.model_dump(mode="json") for phase in phases], "sizes": asdict(sizes), "speed": asdict(units)}
-        write_json(target / "schedule.json", {**planned, **facts})
+        write_json(target / "schedule.json", {**planned, **amounts})
         for phase in phases:
             seconds = budget.phase_amount(phase, sizes, units) * seconds_per_unit
             run.emit(Event("plan", "schedule", budget.describe(phase, sizes, seconds=seconds)))
@@ -461,8 +461,8 @@ def replan(run: RunContext, planned: Schedule, ended: Sequence[FinishedPhase]) -
         amount = max(left, min(was_planned, allowed), budget.minimum_amount(coming, sizes, speed))
         phases = (*planned.phases[:number], *budget.plan_phases(coming, sizes=sizes, speed=speed, amount=amount, rows=planned.rows))
         data = {"phases": [phase.model_dump(mode="json") for phase in phases], "sizes": asdict(sizes), "speed": asdict(speed)}
-        facts = {"amount": planned.amount, "left": left, "seconds_per_unit": planned.seconds_per_unit, "finishing": planned.finishing}
-        write_json(target / "schedule.json", {**data, **facts, "rows": planned.rows})
+        amounts = {"amount": planned.amount, "left": left, "seconds_per_unit": planned.seconds_per_unit, "finishing": planned.finishing}
+        write_json(target / "schedule.json", {**data, **amounts, "rows": planned.rows})
         for before, phase in zip(planned.phases[number:], phases[number:], strict=True):
             if before != phase:
                 seconds = budget.phase_amount(phase, sizes, speed) * planned.seconds_per_unit

@@ -29,7 +29,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from cramlm.errors import EnvironmentFault, UsageError, counted
-from cramlm.inference.base import are_pairs, facts_of
+from cramlm.inference.base import are_pairs, read_provenance
 from cramlm.inference.folders import model_of
 from cramlm.inference.predictor import kind_in
 from cramlm.serving import Address, Limits
@@ -67,7 +67,7 @@ def serve(
         announce(f"ready after {time.monotonic() - started:.1f} s: {counted(len(model.labels), 'label')}, {model.limit}")
 
     batcher = Batcher(lambda: load(folder), limits=limits, metrics=metrics, window_seconds=window_seconds, loaded=loaded)
-    reads_pairs = are_pairs(facts_of(folder)) is True
+    reads_pairs = are_pairs(read_provenance(folder)) is True
     settings: dict[str, Any] = {"name": path.resolve().name, "kind": kind_in(folder), "reads_pairs": reads_pairs, "token": address.token}
     app = build_app(batcher, **settings, limits=limits, metrics=metrics)
     server = build_server(app, batcher, limits)

@@ -51,12 +51,12 @@ def adjust_logits(run: RunContext, plan: RunPlan, trained: Trained, tokenizer: T
         logits = example_logits(trained.model, tokenizer, run.task.dev, max_length=trained.max_length, precision=plan.precision)
         chosen = choose_adjustment(logits, run.task, metric=run.config.metric)
         values = dict(zip(run.task.labels, map(float, chosen.values), strict=True))
-        facts = {"tau": chosen.tau, "before": chosen.before, "after": chosen.after}
-        write_json(target / "logit-adjustment.json", {**facts, "dev_metric": run.config.metric, "values": values})
+        summary = {"tau": chosen.tau, "before": chosen.before, "after": chosen.after}
+        write_json(target / "logit-adjustment.json", {**summary, "dev_metric": run.config.metric, "values": values})
         before, after = (format_metric(run.config.metric, score) for score in (chosen.before, chosen.after))
         change = f"{before}, unchanged" if chosen.tau == 0 else f"{before} -> {after}"
         shown = f"tau = {chosen.tau:.1f} (dev {METRIC_NAMES[run.config.metric]} {change})"
-        run.emit(Event("done", "logit-adjustment", f"logit adjustment: {shown}", data=facts))
+        run.emit(Event("done", "logit-adjustment", f"logit adjustment: {shown}", data=summary))
 
     inputs = {"model": trained.fingerprint, "task": task_fingerprint(run.task)}
     settings = {"precision": plan.precision, "metric": run.config.metric}
