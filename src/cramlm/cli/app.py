@@ -48,12 +48,12 @@ from cramlm.cli.options import (
 )
 from cramlm.cli.process import (
     Interrupted,
+    allow_any_text,
     check_address_space,
-    collect_cycles_seldom,
-    end_without_collection,
+    collect_garbage_less_often,
     interrupt_at_signals,
     is_out_of_memory,
-    print_any_text,
+    skip_last_collection,
     stop_on_signals,
 )
 from cramlm.errors import CramError
@@ -90,7 +90,7 @@ def common(
     limit_spinning()
     if (cores := available_cores()) < (os.cpu_count() or 1):
         os.environ.setdefault("OMP_NUM_THREADS", str(cores))  # otherwise torch and NumPy start a thread for each core of the machine
-    collect_cycles_seldom(context.invoked_subcommand)
+    collect_garbage_less_often(context.invoked_subcommand)
     check_address_space(context.invoked_subcommand)
 
 
@@ -124,7 +124,7 @@ def fit(
 ) -> None:
     """Train a classifier on labels and on the raw text they retrieve.
 
-    Scores and exports it, too. The same command again resumes a stopped run, and ends in seconds after a finished one.
+    Also scores and exports it. Repeat the command to resume a stopped run; a finished run is not trained again.
 
     Examples:
         cramlm fit --train train.csv --test test.csv --corpus 'corpus/*.jsonl' --budget 20m -o runs/mine
@@ -165,7 +165,7 @@ def fit(
     show_table(f"{resolved.name}: {finished.path}", summary_header(finished.scores), summary_rows(finished.scores))
     if finished.config.model == "encoder":
         flops = finished.scores["flops"]
-        print(f"training FLOPs: {flops['paper']:.2e} as the paper counts them (6 x tokens x parameters), {flops['executed']:.2e} executed")
+        print(f"training FLOPs: {flops['executed']:.2e} executed; {flops['paper']:.2e} by the paper's formula, 6 x tokens x parameters")
     print(finished.scores["verdict"])
     print(f"report: {finished.path / 'report.html'}")
     print(f"model: {finished.export}")
@@ -173,17 +173,17 @@ def fit(
 
 
 def unused_options(config: Any, *, corpus: Any, unlabelled: Any, budget: Any, preset: Any) -> Iterator[str]:
-    """Yield which options name text that the run does not read, and which an encoder that it does not train; each with the reason."""
-    of_text = {"--corpus": corpus and not config.corpus, "--unlabelled": unlabelled and not config.task.unlabelled}
+    """Yield the reason and the names of options that have no effect: they name text or an encoder that the run does not use."""
+    text_options = {"--corpus": corpus and not config.corpus, "--unlabelled": unlabelled and not config.task.unlabelled}
     is_linear = config.model != "encoder"
-    of_encoder = {"--budget": budget and is_linear, "--preset": preset and is_linear}
-    for reason, options in (("reads labelled texts only", of_text), ("trains no encoder", of_encoder)):
-        if given := [option for option, is_unused in options.items() if is_unused]:
-            yield f"{reason}: {' and '.join(given)} {'is' if len(given) == 1 else 'are'}"
+    encoder_options = {"--budget": budget and is_linear, "--preset": preset and is_linear}
+    for reason, options in (("reads labelled texts only", text_options), ("trains no encoder", encoder_options)):
+        if unused := [option for option, is_unused in options.items() if is_unused]:
+            yield f"{reason}: {' and '.join(unused)} {'is' if len(unused) == 1 else 'are'}"
 
 
 def next_commands(run: Path, config: Any) -> str:
-    """Return what to type after a fit."""
+    """Return the commands that use a finished run, to print after `fit`."""
     folder, pair = shlex.quote(str(run)), "" if config.task.text_pair_column is None else ' --text-pair "another text"'
     explain = f'cramlm explain {folder} "some text"{pair}'
     return "\n  ".join(["next:", f"cramlm predict {folder} new.csv", explain, f"cramlm serve {folder}"])
@@ -239,8 +239,8 @@ for panel, commands in PANELS.items():
 def main() -> NoReturn:
     """Run the command line; print a traceback only with --debug."""
     interrupt_at_signals()
-    end_without_collection()
-    print_any_text()
+    skip_last_collection()
+    allow_any_text()
     if len(sys.argv) == 1:
         sys.argv.append("--help")
     try:
@@ -258,7 +258,7 @@ def main() -> NoReturn:
     except (BrokenPipeError, SystemExit) as error:
         if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):  # typer exits with 1 for it
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader of the output has ended, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the program that reads the output has ended, like `head`
         sys.exit(0)
     except MemoryError:
         _exit_out_of_memory()
@@ -273,7 +273,7 @@ def main() -> NoReturn:
 
 
 def _command_of(context: Any) -> str:
-    """Return the command that an error of the command line is about, like `cramlm recipes show`."""
+    """Return the command in whose arguments an error is, like `cramlm recipes show`."""
     names: list[str] = []
     while context is not None and context.parent is not None:
         names.insert(0, context.info_name)
@@ -287,7 +287,7 @@ def _fail(message: str, code: int) -> NoReturn:
 
 
 def _exit_out_of_memory() -> NoReturn:
-    """End the process without exit handlers: those of native libraries abort it where memory is exhausted, with another exit code."""
+    """End the process without exit handlers: without memory, those of native libraries abort it with another exit code."""
     _print_error("out of memory; choose a smaller setting or close other programs")
     sys.stdout.flush()
     os._exit(4)

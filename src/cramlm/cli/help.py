@@ -1,4 +1,4 @@
-"""How `--help` is printed, and which spellings of arguments are accepted.
+"""Layout of `--help`, and checks of arguments before a command parses them.
 
     Usage: cramlm COMMAND [OPTIONS]
 
@@ -57,9 +57,10 @@ class _Sections:
 
 
 class Command(_Sections, TyperCommand):
-    """A command whose help has panels and examples. It accepts old spellings of its options and, if all its arguments are options, several
-    values after one that may be repeated: the shell makes `--corpus *.jsonl` such a list. An option of one value is refused if it
-    is repeated.
+    """A command whose help has panels and examples.
+
+    Old spellings of options are accepted. If a command takes only options, an option that may be repeated accepts several values, because
+    the shell expands `--corpus *.jsonl` to a list. Other options are refused if they are repeated.
     """
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
@@ -85,8 +86,10 @@ class Command(_Sections, TyperCommand):
         if extra and not ctx.resilient_parsing:
             remedy = "leave it out, or name its option"
             if "--train" in names:
-                given = any("--train" in parameter.opts for parameter in used)
-                remedy = f"{ctx.info_name} reads one training file: {_JOIN}" if given else f"write --train {extra[0]} for labelled texts"
+                has_train = any("--train" in parameter.opts for parameter in used)
+                remedy = (
+                    f"{ctx.info_name} reads one training file: {_JOIN}" if has_train else f"write --train {extra[0]} for labelled texts"
+                )
             raise UsageError(f"unexpected argument {extra[0]!r}; {remedy} (see `{ctx.command_path} --help`)")
         if not ctx.resilient_parsing:
             refuse_urls(self.params, ctx.params)
@@ -150,9 +153,7 @@ def repeat_options(arguments: Sequence[str], names: set[str]) -> list[str]:
 
 
 def refuse_empty(arguments: Sequence[str], *, texts: bool) -> None:
-    """Raises UsageError for an empty value, which a shell variable that is not set leaves. texts: True if an argument is a text, which has
-    checks of its own.
-    """
+    """Raise UsageError for an empty value, as of an unset shell variable. texts: True if an argument is a text, checked later."""
     for before, argument in itertools.pairwise(["", *arguments]):
         if argument == "":
             option = before if before.startswith("-") else ""

@@ -253,7 +253,7 @@ def export(
             help="onnx: a graph that runs without torch; sentence-transformers: the encoder for text vectors.",
         ),
     ] = "onnx",
-    int8: Annotated[bool, typer.Option("--int8", help="Quantize to int8; reports how much probabilities change.")] = False,
+    int8: Annotated[bool, typer.Option("--int8", help="Quantize to int8; reports the share of texts with the same label.")] = False,
     out: Annotated[
         Path | None, typer.Option("-o", "--out", metavar="DIR", help="Output folder (default: a folder named like the format in the run).")
     ] = None,

@@ -1,7 +1,7 @@
-"""Signals and the memory limit of the process.
+"""Signals, memory limit, garbage collection and standard output of the process of a command.
 
-The first SIGTERM or Ctrl-C stops a command: one that can resume at its next checkpoint (`stop_on_signals`), any other at once by an
-exception, which removes temporary files (`interrupt_at_signals`). The second signal ends the process.
+The first SIGTERM or Ctrl-C stops a command: at its next checkpoint if it can resume (`stop_on_signals`), otherwise at once with an
+exception, so that temporary files are removed (`interrupt_at_signals`). The second signal ends the process.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
 
 @contextmanager
 def stop_on_signals() -> Iterator[Callable[[], int | None]]:
-    """Yield a function that returns the exit code of the first SIGTERM or SIGINT, None before; the second signal ends the process.
+    """Yield a function that returns the exit code of the first SIGTERM or SIGINT, None before; a second signal ends the process.
 
     Raises:
         Stopped: at the end of the block, if a signal arrived.
@@ -73,48 +73,49 @@ def stop_on_signals() -> Iterator[Callable[[], int | None]]:
 WITHOUT_TORCH = frozenset({"check", "config", "doctor", "index", "recipes", "sample-data", "search", "select", "track", "verify"})
 """Commands that run without the torch memory check."""
 TORCH_BY_MODEL = frozenset({"embed", "evaluate", "explain", "label-next", "predict", "push", "serve"})
-"""Commands that import torch only for some models; each calls `check_address_space_of_model`."""
-_YOUNG_OBJECTS: Final = 200_000  # of the cycle collector: with Python's 700 to 2,000, imports alone start hundreds of collections
+"""Commands that import torch only for some models; they call `check_address_space_of_model`."""
+_ALLOCATIONS: Final = 200_000  # between garbage collections; with Python's 700 to 2,000, imports alone start hundreds of them
 MIN_ADDRESS_SPACE = 2_000_000_000
 """Bytes. Importing torch, numba and scikit-learn maps 1.2e9 on two cores; under a lower limit C++ aborts without a Python exception."""
 
 
-_ALLOCATION_FAILED: Final = re.compile("can't allocate memory|out of memory")  # of torch on a CPU
-_PRIMITIVE_FAILED: Final = re.compile("could not create a (primitive|memory)")  # of oneDNN, also for other reasons
+_ALLOCATION_FAILED: Final = re.compile("can't allocate memory|out of memory")  # torch's messages on a CPU
+_PRIMITIVE_FAILED: Final = re.compile("could not create a (primitive|memory)")  # a message of oneDNN, which also has other causes
 
 
-def collect_cycles_seldom(command: str | None) -> None:
-    """Let Python's cycle collector run at fewer allocations in commands that end soon, a fifteenth of whose time it takes."""
+def collect_garbage_less_often(command: str | None) -> None:
+    """Run Python's garbage collector less often in short commands, where it takes a fifteenth of the time."""
     if command in WITHOUT_TORCH | TORCH_BY_MODEL - {"serve"}:
-        gc.set_threshold(_YOUNG_OBJECTS, *gc.get_threshold()[1:])
+        gc.set_threshold(_ALLOCATIONS, *gc.get_threshold()[1:])
 
 
-def print_any_text() -> None:
-    """Let standard output take any text, whatever the locale: files and pipes get UTF-8, a terminal of another encoding escapes."""
+def allow_any_text() -> None:
+    """Make standard output accept any text in any locale: write UTF-8 to files and pipes, escape what a terminal cannot show."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding=None if sys.stdout.isatty() else "utf-8", errors="backslashreplace")
 
 
-def end_without_collection() -> None:
-    """Let the process end without a search of all objects for cycles: after importing torch it takes 0.3 CPU seconds and frees memory that
-    the system takes back anyway.
+def skip_last_collection() -> None:
+    """Skip the garbage collection at the end of the process.
+
+    After torch is imported it takes 0.3 CPU seconds, and the system frees the memory anyway.
     """
-    atexit.register(gc.freeze)  # the first that is registered is called last
+    atexit.register(gc.freeze)  # registered first, called last
 
 
 def check_address_space(command: str | None) -> None:
     """Raise EnvironmentFault if the limit on the address space (`ulimit -v`) is too low for a command that imports torch."""
     if command not in WITHOUT_TORCH | TORCH_BY_MODEL:
-        _check(command)
+        _check_limit(command)
 
 
 def check_address_space_of_model(model: Path, command: str) -> None:
-    """Raise EnvironmentFault if the limit on the address space is too low for torch and `model`, a model or a run, needs torch."""
+    """Raise EnvironmentFault if `model` (a model or a run) needs torch and the limit on the address space is too low for it."""
     from cramlm.inference.onnx import GRAPH_FILE  # here: imports NumPy
     from cramlm.linear.files import is_linear
 
     if not any(is_linear(folder) or (folder / GRAPH_FILE).is_file() for folder in (model, model / "export")):
-        _check(command)
+        _check_limit(command)
 
 
 def is_out_of_memory(error: Exception) -> bool:
@@ -125,7 +126,7 @@ def is_out_of_memory(error: Exception) -> bool:
     return bool(_ALLOCATION_FAILED.search(str(error)) or (is_limited and _PRIMITIVE_FAILED.search(str(error))))
 
 
-def _check(command: str | None) -> None:
+def _check_limit(command: str | None) -> None:
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit != resource.RLIM_INFINITY and limit < MIN_ADDRESS_SPACE:
         raise EnvironmentFault(

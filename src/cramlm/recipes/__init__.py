@@ -3,7 +3,7 @@
     tlm                                          Yao et al. 2022, with the best settings found here
     tlm_plain                                    the paper's two stages without the parts that tlm adds to them
     tlm_small, tlm_medium, tlm_large             the paper's own settings
-    random_retrieval, external_only, task_text_only, no_stage_2, labels_only      controls, one change each from tlm
+    random_retrieval, external_only, task_text_only, no_stage_2, labels_only      controls: tlm with one change
     plm, dapt, tapt, dapt_tapt, knn_tapt         from a checkpoint, Gururangan et al. 2020
     selective_masking, selective_masking_random  Gu et al. 2020, and its control
     static, bayes, tfidf                         linear models, without an encoder
@@ -58,7 +58,7 @@ tlm = EncoderRecipe(
 )
 tlm_plain = EncoderRecipe(
     "tlm-plain",
-    "tlm with what the paper has alone: no teacher, random initial weights, no label smoothing, no logit adjustment",
+    "tlm with only the parts of the paper: no teacher, random initial weights, no label smoothing, no logit adjustment",
     (without_teacher(joint_phase()), without_teacher(finetune_phase())),
     Bm25Config(),
     embedding_init="random",
@@ -66,33 +66,33 @@ tlm_plain = EncoderRecipe(
     logit_adjustment="none",
 )
 tlm_small, tlm_medium, tlm_large = paper_recipe("small"), paper_recipe("medium"), paper_recipe("large")
-# The controls: one change each from tlm (docs/concepts/recipes.md).
+# Controls: one change each from tlm (docs/concepts/recipes.md).
 random_retrieval = EncoderRecipe(
     "random-retrieval",
-    "control: tlm on random passages in place of retrieved ones; what retrieval adds",
+    "control for retrieval: tlm on random passages",
     (joint_phase(), finetune_phase()),
     RandomConfig(),
 )
 external_only = EncoderRecipe(
     "external-only",
-    "control: tlm without task text in the joint phase; what joint learning adds",
+    "control for joint learning: tlm without task text in the joint phase",
     (with_terms(joint_phase(), lambda term: term.on == "external").model_copy(update={"task": 0}), finetune_phase()),
     Bm25Config(),
 )
 task_text_only = EncoderRecipe(
     "task-text-only",
-    "control: tlm without external text in the joint phase; what external text adds",
+    "control for external text: tlm without it in the joint phase",
     (on_task_text(joint_phase()), finetune_phase()),
 )
 no_stage_2 = EncoderRecipe(
     "no-stage-2",
-    "control: tlm without the fine-tuning phase; what it adds",
+    "control for fine-tuning: tlm without that phase",
     (joint_phase(),),
     Bm25Config(),
 )
 labels_only = EncoderRecipe(
     "labels-only",
-    "control: tlm without the joint phase; what it adds",
+    "control for the joint phase: tlm without it",
     (finetune_phase(),),
 )
 # From a checkpoint: phases get the settings of `from_checkpoint`.
@@ -104,27 +104,27 @@ plm = EncoderRecipe(
 )
 dapt = EncoderRecipe(
     "dapt",
-    "go on pretraining a checkpoint on the domain's corpus, then fine-tune",
+    "continue pretraining a checkpoint on the corpus of the domain, then fine-tune it",
     (_DAPT, finetune_phase()),
     RandomConfig(),
     start="checkpoint",
 )
 tapt = EncoderRecipe(
     "tapt",
-    "go on pretraining a checkpoint on the task's own text, then fine-tune",
+    "continue pretraining a checkpoint on the texts of the task, then fine-tune it",
     (_TAPT, finetune_phase()),
     start="checkpoint",
 )
 dapt_tapt = EncoderRecipe(
     "dapt+tapt",
-    "the domain's corpus, then the task's text, then fine-tune a checkpoint",
+    "continue pretraining a checkpoint on the corpus, then on the texts of the task, then fine-tune it",
     (_DAPT, _TAPT, finetune_phase()),
     RandomConfig(),
     start="checkpoint",
 )
 knn_tapt = EncoderRecipe(
     "knn-tapt",
-    "go on pretraining a checkpoint on the training texts and their neighbours in the corpus, then fine-tune",
+    "continue pretraining a checkpoint on the training texts and the passages that they retrieve, then fine-tune it",
     (text_phase("knn-tapt", external=4, task=1, terms=(Mlm(on="external"), MLM_ON_TASK)), finetune_phase()),
     Bm25Config(top_k=50),
     start="checkpoint",
@@ -159,15 +159,15 @@ def _selective_masking(name: str, summary: str, kind: Literal["scored", "scored-
 
 
 selective_masking = _selective_masking(
-    "selective-masking", "pretrain with masks on the words that matter to the labels, then fine-tune", "scored"
+    "selective-masking", "pretrain with masks on the tokens that are important for the labels, then fine-tune", "scored"
 )
 selective_masking_random = _selective_masking(
-    "selective-masking-random", "control: selective-masking with as many masks at random; what the choice adds", "scored-control"
+    "selective-masking-random", "control for the choice of masks: selective-masking with as many random masks", "scored-control"
 )
 # Labels as words that fill in a mask (docs/guides/prompts.md).
 prompt = EncoderRecipe(
     "prompt",
-    "tlm with labels as words that fill in a mask; from a checkpoint fine-tuning alone",
+    "tlm with labels as words that fill in a mask; from a checkpoint only the fine-tuning phase",
     (joint_phase(), finetune_phase()),
     Bm25Config(),
     phases_on_checkpoint=(finetune_phase(),),
@@ -176,7 +176,7 @@ prompt = EncoderRecipe(
 _LABELS: Final = without_teacher(finetune_phase())
 pet = EncoderRecipe(
     "pet",
-    "prompt without a linear teacher, then once more with its own pseudo-labels of the retrieved text",
+    "prompt without a linear teacher, then trained again on its own pseudo-labels of the retrieved text",
     (without_teacher(joint_phase()), _LABELS, distil_phase(teacher="finetune", start="joint")),
     Bm25Config(),
     phases_on_checkpoint=(_LABELS, distil_phase(teacher="finetune", start="start")),
@@ -184,7 +184,7 @@ pet = EncoderRecipe(
 )
 soft_prompt = EncoderRecipe(
     "soft-prompt",
-    "language alone, then vectors before the text that learn the labels, the encoder frozen; from a checkpoint these alone",
+    "train the encoder on text without labels, then a soft prompt on the labels with the encoder frozen; from a checkpoint only the prompt",
     (text_phase("joint", external=4, task=1, terms=(Mlm(on="external"), MLM_ON_TASK)), vectors_phase()),
     Bm25Config(),
     phases_on_checkpoint=(vectors_phase(),),
@@ -218,7 +218,7 @@ RECIPES: Mapping[str, Recipe] = {recipe.name: recipe for recipe in _ALL}
 
 
 def find(name: str) -> tuple[Recipe, dict[str, Any]]:
-    """Return the recipe of this name and the arguments after its colons, as in tlm-small:chemprot or tlm-small:chemprot:0.001 (a twin).
+    """Return the recipe of this name and the arguments after its colons, as in tlm-small:chemprot or tlm-small:chemprot:0.001.
 
     Raises:
         UsageError: if there is no such recipe, or it takes no such arguments.

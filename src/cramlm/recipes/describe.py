@@ -1,4 +1,4 @@
-"""A run in words: its data, its encoder, and the phases with their loss terms, as `cramlm recipes show` prints them."""
+"""The text that `cramlm recipes show` prints: data, encoder, and phases with their loss terms."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BOUNDS: Final = {"top_k": "passages per query", "max_documents": "passages", "m
 
 
 def describe_run(config: RunConfig, *, summary: str = "") -> str:
-    """Describe what a run will do, in lines of plain text. summary: what the method is, in a phrase.
+    """Return a description of a run in lines of plain text. summary: a phrase that describes the method.
 
     Raises:
         UsageError, DataError: if the training file cannot be read.
@@ -60,9 +60,9 @@ def stages_of(config: RunConfig) -> list[str]:
 
 
 def _retrieval_stages(retriever: RetrieverConfig) -> list[str]:
-    by_words = any(isinstance(member, Bm25Config) for member in members_of(retriever))
+    uses_bm25 = any(isinstance(member, Bm25Config) for member in members_of(retriever))
     on_server = isinstance(retriever, ElasticsearchConfig)  # whose hits become the corpus
-    return [*(["server"] if on_server else []), "corpus", *(["index"] if by_words else []), "selection"]
+    return [*(["server"] if on_server else []), "corpus", *(["index"] if uses_bm25 else []), "selection"]
 
 
 def _data_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
@@ -82,17 +82,19 @@ def _data_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
         else:
             yield "encoder", f"{size}, trained from scratch; {_start_of(config)}"
         if config.has_linear_teacher:
-            aligned = "; aligned with the label frequencies of the training texts" if config.teacher.align_distribution else ""
+            alignment = (
+                "; distribution alignment with the label frequencies of the training texts" if config.teacher.align_distribution else ""
+            )
             *others, last = config.teaching
             models = f"{', '.join(others)} and {last} together" if others else last
             marked = "; pieces of passages get the markers of the training texts" if config.teacher.mark_passages else ""
             paired = "; pieces of passages become pairs" if config.teacher.pair_passages else ""
-            yield "teacher", f"linear: {models}{aligned}{marked}{paired}"
+            yield "teacher", f"linear: {models}{alignment}{marked}{paired}"
         if KINDS[config.task.kind].has_prior:
             chosen = f"tau chosen on dev by {METRIC_NAMES[config.metric]}" if config.logit_adjustment == "dev" else "none"
             yield "logit adjustment", chosen
-        unlimited = "none" if config.budget is None else config.budget
-        yield "budget", f"{unlimited}; `cramlm plan` shows the steps and the cost on this machine"
+        budget = "none" if config.budget is None else config.budget
+        yield "budget", f"{budget}; `cramlm plan` shows the steps and the cost on this machine"
     else:
         features = "TF-IDF and averaged word vectors of the corpus" if config.model == "static" else "TF-IDF"
         kind = "ridge regression" if config.task.kind == "regression" else "logistic regression"
@@ -150,7 +152,7 @@ def _term_table(phase: PhaseConfig) -> list[str]:
 
 
 def _loss(term: TermConfig) -> str:
-    """The first phrase of the term's docstring, and its own settings."""
+    """Return the first phrase of the term's docstring, and the settings that only this term has."""
     first = re.match(r"[^(.:]+", type(term).__doc__ or "")
     values = term.model_dump(exclude={"kind", "on", "weight"})
     settings = ", ".join(f"{name} = {value:g}" if isinstance(value, float) else f"{name} = {value}" for name, value in values.items())

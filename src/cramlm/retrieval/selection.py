@@ -351,13 +351,13 @@ class _Writer:
 
     def _emit_summary(self, report: dict[str, Any]) -> None:
         documents, queries = report["documents"], report["queries"]
-        selected, answered = counted(documents["selected"], "passage"), counted(queries["answered"], "query", "queries")
+        selected, found = counted(documents["selected"], "passage"), counted(queries["answered"], "query", "queries")
         summary = (
             f"{selected}, {report['words']:,} words, about {report['tokens']['estimated'] / 1e6:.2f}M tokens; "
             f"{documents['dropped']:,} dropped ({count_reasons(report['dropped']) or 'no overlap with dev or test'})"
         )
         if queries["texts"]:
-            summary += f"; {answered} answered ({queries['distinct']:,} distinct), {queries['empty']:,} empty, "
+            summary += f"; {found} with results ({queries['distinct']:,} distinct), {queries['empty']:,} empty, "
             summary += f"{queries['failed']:,} failed"
         reduction = report["task_likeness"]["kl_reduction"]
         summary += f"; KL(task || selection) {abs(reduction):.3f} {'below' if reduction >= 0 else 'above'} that of random text"
