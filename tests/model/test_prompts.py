@@ -17,7 +17,7 @@ from cramlm.errors import ArtifactError, UsageError
 from cramlm.evaluation.prediction import predict_logits, predict_logits_fast
 from cramlm.model.huggingface.folder import load_classifier, save_prompted
 from cramlm.model.model import Model, ModelSpec, build_model
-from cramlm.model.prompts import Prompt, association, choose_words, head_of, read_passages, read_texts, resolve_prompt, text_room
+from cramlm.model.prompts import Prompt, association, choose_words, head_of, longest_text, read_passages, read_texts, resolve_prompt
 from cramlm.model.tokenizer import Tokenizer, Tokens
 from cramlm.training.masking import SpecialIds, mask
 from cramlm.training.objective import executed_flops, gradients, in_parts, objective_of
@@ -47,7 +47,7 @@ def test_every_text_is_in_every_pattern_and_only_the_text_is_truncated(tokenizer
         "[CLS] * * aspirin reduces pain of rats the [MASK] cell [SEP]",
     ]
     assert tokens.source.tolist() == [0, 0, 1, 1]
-    assert text_room(prompt, tokenizer, 12) == 6
+    assert longest_text(prompt, tokenizer, 12) == 6
     assert len(read_texts(prompt, tokenizer, [], None, max_length=12)) == 0
 
 

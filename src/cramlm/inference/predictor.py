@@ -150,12 +150,12 @@ class Predictor(EncoderPredictor):
         return self._loaded.model.encoder_config.hidden
 
     def longest_input(self, pair: str | None = None) -> int:
-        from cramlm.model.prompts import text_room
+        from cramlm.model.prompts import longest_text
 
         prompt, tokenizer = self._loaded.model.prompt, self._loaded.tokenizer
         if prompt is None:
             return self.max_length
-        return 2 + (0 if pair is None else tokenizer.separators) + text_room(prompt, tokenizer, self.max_length)
+        return 2 + (0 if pair is None else tokenizer.separators) + longest_text(prompt, tokenizer, self.max_length)
 
     @property
     def tokenizer_json(self) -> str:

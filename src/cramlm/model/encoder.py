@@ -341,7 +341,7 @@ def start_from_context(encoder: Encoder, config: EncoderConfig, markers: Sequenc
     distance, with its peak where the phases of the query say. They are constant along a direction that all token embeddings share. In the
     spirit of Trockman and Kolter 2023, "Mimetic Initialization of Self-Attention Layers".
 
-    markers: tokens that mark places of a text. Two of the heads that would attend to the whole sequence (the first such heads, from the
+    markers: token ids of the markers of a task. Two of the heads that would attend to the whole sequence (the first such heads, from the
     first layer on) then attend to the nearest marker on the left and on the right: the state of a token depends on the markers around
     it. Embeddings of markers have a component that no other token has, and the keys of these heads read only that.
     """

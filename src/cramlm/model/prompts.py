@@ -108,7 +108,7 @@ def read_texts(
     """Each text (or pair) in each pattern, a sequence for each; `source` is the index of the text.
 
     Raises:
-        UsageError: if a pattern leaves no room for text, or pairs come to patterns that read single texts. DataError: as the tokenizer.
+        UsageError: if a pattern leaves no tokens for text, or pairs are passed to patterns for single texts. DataError: as the tokenizer.
     """
     layouts = [_Layout.of(pattern, prompt, tokenizer) for pattern in prompt.patterns]
     if pairs is not None and any(pair is not None for pair in pairs) and not any(layout.reads_pairs for layout in layouts):
@@ -123,10 +123,10 @@ def read_passages(prompt: Prompt, tokenizer: Tokenizer, whole: Tokens, *, max_le
     """Encoded texts cut into the fewest pieces, each in one pattern; the patterns take turns.
 
     Raises:
-        UsageError: if a pattern leaves no room for text.
+        UsageError: if a pattern leaves no tokens for text.
     """
     layouts = [_Layout.of(pattern, prompt, tokenizer) for pattern in prompt.patterns]
-    starts, stops, source = split_evenly(whole.offsets, passage_room(prompt, tokenizer, max_length))
+    starts, stops, source = split_evenly(whole.offsets, passage_length(prompt, tokenizer, max_length))
     nothing = whole.ids[:0]
     pieces: list[IdArray] = []
     counts = []
@@ -137,14 +137,14 @@ def read_passages(prompt: Prompt, tokenizer: Tokenizer, whole: Tokens, *, max_le
     return _sequences(pieces, counts, source)
 
 
-def passage_room(prompt: Prompt, tokenizer: Tokenizer, max_length: int) -> int:
-    """Tokens of the longest piece of `read_passages`, which fits into every pattern."""
-    return min(_Layout.of(pattern, prompt, tokenizer).room(max_length) for pattern in prompt.patterns)
+def passage_length(prompt: Prompt, tokenizer: Tokenizer, max_length: int) -> int:
+    """Return the maximum tokens of a piece of `read_passages`, so that it fits into every pattern."""
+    return min(_Layout.of(pattern, prompt, tokenizer).text_length(max_length) for pattern in prompt.patterns)
 
 
-def text_room(prompt: Prompt, tokenizer: Tokenizer, max_length: int) -> int:
-    """Largest number of tokens of a text that fit into any of the patterns."""
-    return max(_Layout.of(pattern, prompt, tokenizer).room(max_length) for pattern in prompt.patterns)
+def longest_text(prompt: Prompt, tokenizer: Tokenizer, max_length: int) -> int:
+    """Return the maximum tokens of a text that fit into at least one pattern."""
+    return max(_Layout.of(pattern, prompt, tokenizer).text_length(max_length) for pattern in prompt.patterns)
 
 
 def _sequences(pieces: list[IdArray], counts: list[int], source: Any) -> Tokens:
@@ -183,8 +183,8 @@ class _Layout:
     def reads_pairs(self) -> bool:
         return any(part.kind == "text_b" for part, _ in self.parts)
 
-    def room(self, max_length: int) -> int:
-        """Tokens of text that fit into a sequence, with entities at their longest."""
+    def text_length(self, max_length: int) -> int:
+        """Return how many tokens of text fit into a sequence beside the longest entities."""
         fixed = len(self.before) + len(self.after)
         for part, ids in self.parts:
             fixed += len(ids) if ids is not None else ENTITY_TOKENS if part.kind.startswith("entity") else 0
@@ -197,7 +197,7 @@ class _Layout:
 
     def fill(self, texts: Sequence[str], others: Sequence[str] | None, tokenizer: Tokenizer, *, max_length: int) -> list[list[IdArray]]:
         """The pieces of the sequence of each text."""
-        self.room(max_length)
+        self.text_length(max_length)
         fields: dict[str, Tokens] = {}
         for part, ids in self.parts:
             if ids is None:
@@ -209,11 +209,11 @@ class _Layout:
             own = {kind: tokens[number] for kind, tokens in fields.items()}
             entities = tuple(own.get(kind, self.after[:0])[:ENTITY_TOKENS] for kind in ("entity_1", "entity_2"))
             in_entities = sum(len(entities[int(part.kind[-1]) - 1]) for part, _ in self.parts if part.kind.startswith("entity"))
-            room = max_length - fixed - in_entities
+            available = max_length - fixed - in_entities
             if "text" in own:
-                one, two = own["text"][:room], self.after[:0]
+                one, two = own["text"][:available], self.after[:0]
             else:
-                keep_one, keep_two = longest_first(len(own["text_a"]), len(own["text_b"]), room)
+                keep_one, keep_two = longest_first(len(own["text_a"]), len(own["text_b"]), available)
                 one, two = own["text_a"][:keep_one], own["text_b"][:keep_two]
             result.append(self.around(one, two, entities))
         return result

@@ -155,13 +155,13 @@ class Tokenizer:
         """
         first = self._encode(texts)
         if pairs is not None and any(pair is not None for pair in pairs):
-            assert max_length >= _SHORTEST, "shorter sequences have no room for a pair and its special tokens"
-            return self._paired(first, pairs, room=max_length - 2 - self.separators)
+            assert max_length >= _SHORTEST, "shorter sequences cannot hold a pair and its special tokens"
+            return self._paired(first, pairs, max_tokens=max_length - 2 - self.separators)
         return self.cut(first, max_length=max_length, cut=cut)
 
     def cut(self, first: Tokens, *, max_length: int, cut: Literal["truncate", "split"]) -> Tokens:
         """`sequences` of texts that are encoded already, by `encode`."""
-        assert max_length >= _SHORTEST, "shorter sequences have no room for a pair and its special tokens"
+        assert max_length >= _SHORTEST, "shorter sequences cannot hold a pair and its special tokens"
         match cut:
             case "truncate":
                 starts, stops, source = first.offsets[:-1], np.minimum(first.offsets[1:], first.offsets[:-1] + max_length - 2), first.source
@@ -268,7 +268,7 @@ class Tokenizer:
         result[inside] = ids[spread(starts, lengths)]
         return Tokens(result, offsets, source)
 
-    def _paired(self, first: Tokens, pairs: Sequence[str | None], *, room: int) -> Tokens:
+    def _paired(self, first: Tokens, pairs: Sequence[str | None], *, max_tokens: int) -> Tokens:
         assert len(pairs) == len(first), "texts and pairs come in equal numbers"
         second = self._encode(["" if pair is None else pair for pair in pairs])
         cls, sep, between = (np.array(ids, self._dtype) for ids in ([self.cls_id], [self.sep_id], [self.sep_id] * self.separators))
@@ -276,22 +276,22 @@ class Tokenizer:
         for index, pair in enumerate(pairs):
             one, two = first[index], second[index]
             if pair is None:
-                parts += [cls, one[: room + self.separators], sep, two, two]
+                parts += [cls, one[: max_tokens + self.separators], sep, two, two]
             else:
-                keep_one, keep_two = longest_first(len(one), len(two), room)
+                keep_one, keep_two = longest_first(len(one), len(two), max_tokens)
                 parts += [cls, one[:keep_one], between, two[:keep_two], sep]
         return _join(parts, per_text=5)
 
 
-def longest_first(one: int, two: int, room: int) -> tuple[int, int]:
-    """Tokens to keep of each half of a pair so that both fit into `room` tokens: the rule of `tokenizers`' longest_first truncation."""
-    if one + two <= room:
+def longest_first(one: int, two: int, max_tokens: int) -> tuple[int, int]:
+    """Return how many tokens of each half of a pair to keep, at most `max_tokens` in all: longest_first truncation, as in `tokenizers`."""
+    if one + two <= max_tokens:
         return one, two
     short, long = min(one, two), max(one, two)
-    long = short if short > room else max(short, room - short)
-    if short + long > room:
-        short = room // 2
-        long = short + room % 2
+    long = short if short > max_tokens else max(short, max_tokens - short)
+    if short + long > max_tokens:
+        short = max_tokens // 2
+        long = short + max_tokens % 2
     return (long, short) if one > two else (short, long)
 
 
@@ -334,10 +334,10 @@ def _separators(backend: tokenizers.Tokenizer, *, cls_id: int, sep_id: int, orig
     return between
 
 
-def split_evenly(offsets: IntArray, room: int) -> tuple[IntArray, IntArray, IntArray]:
-    """Cut each text into the fewest pieces of at most `room` tokens, as equal as possible; an empty text is one empty piece."""
+def split_evenly(offsets: IntArray, max_tokens: int) -> tuple[IntArray, IntArray, IntArray]:
+    """Cut each text into the fewest pieces of at most `max_tokens` tokens, as equal as possible; an empty text is one empty piece."""
     lengths = np.diff(offsets)
-    pieces = np.maximum(1, -(-lengths // room))
+    pieces = np.maximum(1, -(-lengths // max_tokens))
     source = np.repeat(np.arange(len(lengths), dtype=np.int64), pieces)
     number = np.arange(len(source), dtype=np.int64) - np.repeat(np.cumsum(pieces) - pieces, pieces)
     starts = offsets[source] + number * lengths[source] // pieces[source]
@@ -491,11 +491,11 @@ def _alphabet(sample: Sequence[str], pre_tokenizer: Any, vocab_size: int) -> tup
     present = present[np.array([bool(pre_tokenizer.pre_tokenize_str(chr(code))) for code in present], np.bool_)]
     order = present[np.lexsort((present, -counts[present]))]
     least = counts[present].sum() * _RAREST
-    room = (vocab_size - len(SPECIAL_TOKENS)) * 3 // 4
+    left = (vocab_size - len(SPECIAL_TOKENS)) * 3 // 4
     kept: list[str] = []
     for code in order:
-        room -= 2 if _continues(chr(code), pre_tokenizer) else 1
-        if room < 0 or counts[code] < least:
+        left -= 2 if _continues(chr(code), pre_tokenizer) else 1
+        if left < 0 or counts[code] < least:
             break
         kept.append(chr(code))
     rare = [chr(code) for code in order[len(kept) :]]

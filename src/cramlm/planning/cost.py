@@ -138,24 +138,24 @@ def forecast_cost(
     speed = machine.speed
     vector_memory = forecast_word_vectors(texts.corpus_bytes)[1]
     preparing = preparing_seconds(texts.corpus_bytes, threads_of(config))
-    units, amount = (speed, None) if limit.flops is None else (machine.speed_per_flop, limit.flops)
+    budget_speed, amount = (speed, None) if limit.flops is None else (machine.speed_per_flop, limit.flops)
     if limit.seconds is not None:
         amount = limit.seconds - elapsed - preparing - finishing_seconds(texts.sizes, speed)
     retriever, passes = None, budget.passes_over_selection(config.phases)
     if config.retriever is not None:
-        retriever = budget.plan_selection(config.retriever, amount=amount, tokens_per_unit=units.joint, passes=passes)
+        retriever = budget.plan_selection(config.retriever, amount=amount, tokens_per_unit=budget_speed.joint, passes=passes)
     external = _external_tokens(retriever, texts)
     sizes = budget.Sizes(**{**asdict(texts.sizes), "external_tokens": external})
     if amount is not None and limit.flops is None and (machine.joint.starved or machine.finetune.starved):
         if any(map(budget.is_open, config.phases)):
             check_least_time(limit, texts.corpus_bytes, threads_of(config))
-        amount = max(amount, budget.minimum_amount(config.phases, sizes, units))  # a busy machine is no reason to refuse
+        amount = max(amount, budget.minimum_amount(config.phases, sizes, budget_speed))  # a busy machine is no reason to refuse
     try:
-        phases = budget.plan_phases(config.phases, sizes=sizes, speed=units, amount=amount, rows=texts.rows)
+        phases = budget.plan_phases(config.phases, sizes=sizes, speed=budget_speed, amount=amount, rows=texts.rows)
     except UsageError as error:
         if amount is None:
             raise
-        missing = budget.minimum_amount(config.phases, sizes, units) - amount
+        missing = budget.minimum_amount(config.phases, sizes, budget_speed) - amount
         smaller = ", or a smaller --preset" if config.encoder.hidden > PRESETS["tiny"].hidden else ""
         raise UsageError(f"{error}; pass --budget {_enlarged(limit, missing)} or more{smaller}") from None
     seconds = tuple(budget.phase_amount(phase, sizes, speed) for phase in phases)

@@ -392,12 +392,12 @@ def schedule(run: RunContext, plan: RunPlan, text: EncodedTexts) -> Schedule:
         external = int(text.selection.characters() / CHARACTERS_PER_TOKEN) if text.selection else 0
         train = int(np.minimum(lengths, longest).sum()) * len(run.task.train) // len(lengths)  # a pass reads each text in one pattern
         sizes = budget.Sizes(len(run.task.train), len(run.task.labels), train, dev, test, external)
-        speed, units = _measure_again(run, plan, rows=rows, vocab_size=text.tokenizer.vocab_size, lengths=lengths)
-        seconds_per_unit = units.joint / speed.joint if plan.operations else 1.0
+        speed, budget_speed = _measure_again(run, plan, rows=rows, vocab_size=text.tokenizer.vocab_size, lengths=lengths)
+        seconds_per_unit = budget_speed.joint / speed.joint if plan.operations else 1.0
         finishing = finishing_seconds(sizes, speed)
         amount = run.clock.budget.flops if run.clock.left is None else run.clock.left - finishing
         # The plan stage refused budgets that are too small. If the machine became busy since, the run ends late rather than not at all.
-        least = budget.minimum_amount(run.config.phases, sizes, units)
+        least = budget.minimum_amount(run.config.phases, sizes, budget_speed)
         if amount is not None and least > amount:
             if plan.operations:
                 message = f"the texts are longer than estimated: the minimum is {least:.1e} operations, not {amount:.1e}"
@@ -406,12 +406,12 @@ def schedule(run: RunContext, plan: RunPlan, text: EncodedTexts) -> Schedule:
                 message = late_message(least - amount, budget.minimum_amount(run.config.phases, sizes, plan.speed) - left)
             run.emit(Event("warning", "schedule", message))
             amount = least
-        phases = budget.plan_phases(run.config.phases, sizes=sizes, speed=units, amount=amount, rows=rows)
+        phases = budget.plan_phases(run.config.phases, sizes=sizes, speed=budget_speed, amount=amount, rows=rows)
         amounts = {"amount": amount, "seconds_per_unit": seconds_per_unit, "finishing": finishing, "rows": rows}
-        planned = {"phases": [phase.model_dump(mode="json") for phase in phases], "sizes": asdict(sizes), "speed": asdict(units)}
+        planned = {"phases": [phase.model_dump(mode="json") for phase in phases], "sizes": asdict(sizes), "speed": asdict(budget_speed)}
         write_json(target / "schedule.json", {**planned, **amounts})
         for phase in phases:
-            seconds = budget.phase_amount(phase, sizes, units) * seconds_per_unit
+            seconds = budget.phase_amount(phase, sizes, budget_speed) * seconds_per_unit
             run.emit(Event("plan", "schedule", budget.describe(phase, sizes, seconds=seconds)))
 
     settings = run.config.model_dump(mode="json", include=_SCHEDULED_BY)

@@ -221,15 +221,15 @@ def excerpt(text: str, terms: Collection[str] = (), limit: int = SHOWN_CHARACTER
     """
     whole = _BLANK_LINES.sub("\n", clean(text).strip())
     kept = whole[:most]
-    marks = _marks(kept, terms)
+    matches = _matching_words(kept, terms)
     if len(whole) <= limit * 1.2:
-        return Excerpt((), _pieces(kept, marks, 0, len(kept)), (), 0, 0, 0)
-    start, end = _window(kept, marks, limit)
-    before, shown, after = (_pieces(kept, marks, *span) for span in ((0, start), (start, end), (end, len(kept))))
+        return Excerpt((), _pieces(kept, matches, 0, len(kept)), (), 0, 0, 0)
+    start, end = _window(kept, matches, limit)
+    before, shown, after = (_pieces(kept, matches, *span) for span in ((0, start), (start, end), (end, len(kept))))
     return Excerpt(before, shown, after, start, len(whole) - end, len(whole) - len(kept))
 
 
-def _marks(text: str, terms: Collection[str]) -> list[tuple[int, int]]:
+def _matching_words(text: str, terms: Collection[str]) -> list[tuple[int, int]]:
     """Return the spans of the words all of whose terms are in `terms`, in order."""
     is_marked: dict[str, bool] = {}
     spans = []
@@ -243,11 +243,11 @@ def _marks(text: str, terms: Collection[str]) -> list[tuple[int, int]]:
     return spans
 
 
-def _window(text: str, marks: Sequence[tuple[int, int]], limit: int) -> tuple[int, int]:
+def _window(text: str, matches: Sequence[tuple[int, int]], limit: int) -> tuple[int, int]:
     """Return start and end of the part to show: the first `limit` characters with most marked words, cut at a space if there is one."""
-    best, start = sum(end <= limit for _, end in marks), 0
-    for index, (first, _) in enumerate(marks):
-        if (count := sum(end <= first + limit - _LEAD for _, end in marks[index:])) > best:
+    best, start = sum(end <= limit for _, end in matches), 0
+    for index, (first, _) in enumerate(matches):
+        if (count := sum(end <= first + limit - _LEAD for _, end in matches[index:])) > best:
             best, start = count, max(0, first - _LEAD)
     start = min(start, max(0, len(text) - limit))
     if start:
@@ -257,10 +257,10 @@ def _window(text: str, marks: Sequence[tuple[int, int]], limit: int) -> tuple[in
     return start, min(start + limit, len(text)) if end < 0 else end
 
 
-def _pieces(text: str, marks: Sequence[tuple[int, int]], start: int, end: int) -> list[Piece]:
+def _pieces(text: str, matches: Sequence[tuple[int, int]], start: int, end: int) -> list[Piece]:
     """Split text[start:end] into pieces at the marked words inside it."""
     pieces = []
-    for first, last in marks:
+    for first, last in matches:
         if start <= first and last <= end:
             pieces += [Piece(text[start:first], False), Piece(text[first:last], True)]
             start = last

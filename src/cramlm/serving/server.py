@@ -1,7 +1,7 @@
 """`cramlm serve`: uvicorn in one process with one copy of the weights.
 
 The server listens before the model is loaded (`/readyz` says so), and reads the folder only once. After SIGTERM or SIGINT it accepts no
-further connections and texts, answers those in the queue and ends; a second signal ends it at once.
+further connections and texts, responds to those in the queue and ends; a second signal ends it at once.
 
 uvicorn's `timeout_keep_alive` starts after a response and ends with the next byte: it does not cover a new connection that sends nothing, a
 half-sent head, or the rest of a body that the application does not read. Ten times a second the server therefore closes the connections

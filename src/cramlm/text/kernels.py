@@ -293,7 +293,7 @@ def hash_ngrams(text, offsets, classes, buckets, out, out_offsets):  # type: ign
     message = np.empty(2 * longest + 80, np.uint8)
     state, schedule = np.empty(16 * _LANES, np.uint32), np.zeros(64 * _LANES, np.uint32)
     powers = _powers_modulo(buckets)
-    slots, places = np.empty(_LANES, np.int64), np.empty(_LANES, np.int64)
+    slots, positions = np.empty(_LANES, np.int64), np.empty(_LANES, np.int64)
     size, waiting = 0, 0
     out_offsets[0] = 0
     for number in range(len(offsets) - 1):
@@ -310,17 +310,17 @@ def hash_ngrams(text, offsets, classes, buckets, out, out_offsets):  # type: ign
                 key = (key ^ (key >> np.uint64(32))) * PRIME
                 slot, rest = np.int64(key >> np.uint64(64 - _CACHE_BITS)), key << np.uint64(_CACHE_BITS)
                 if cache[slot] & _WAITS or waiting == _LANES:
-                    _hash_waiting(waiting, slots, places, powers, schedule, state, cache, out)
+                    _hash_waiting(waiting, slots, positions, powers, schedule, state, cache, out)
                     waiting = 0
                 if cache[slot] ^ rest ^ _KNOWN < _KNOWN:
                     out[size] = np.uint16(cache[slot])
                 else:
                     before = starts[first], ends[first] if words == 2 else starts[first]
                     if _write_message(text, before, (starts[token], ends[token]), waiting, schedule):
-                        cache[slot], slots[waiting], places[waiting] = rest | _WAITS, slot, size
+                        cache[slot], slots[waiting], positions[waiting] = rest | _WAITS, slot, size
                         waiting += 1
                     else:
-                        _hash_waiting(waiting, slots, places, powers, schedule, state, cache, out)
+                        _hash_waiting(waiting, slots, positions, powers, schedule, state, cache, out)
                         waiting, length = 0, 0
                         for index in range(before[0], before[1]):
                             message[length] = text[index]
@@ -335,13 +335,13 @@ def hash_ngrams(text, offsets, classes, buckets, out, out_offsets):  # type: ign
                         cache[slot], out[size] = rest | _KNOWN | bucket, bucket
                 size += 1
         out_offsets[number + 1] = size
-    _hash_waiting(waiting, slots, places, powers, schedule, state, cache, out)
+    _hash_waiting(waiting, slots, positions, powers, schedule, state, cache, out)
     return size
 
 
 @jit
-def _hash_waiting(waiting, slots, places, powers, schedule, state, cache, out):  # type: ignore[no-untyped-def]
-    """Write the buckets of the messages in the first lanes to their slots of the cache and their places in `out`."""
+def _hash_waiting(waiting, slots, positions, powers, schedule, state, cache, out):  # type: ignore[no-untyped-def]
+    """Write the buckets of the messages in the first lanes to their slots of the cache and their positions in `out`."""
     if waiting == 0:
         return
     _start(state)
@@ -349,7 +349,7 @@ def _hash_waiting(waiting, slots, places, powers, schedule, state, cache, out): 
     for lane in range(waiting):
         bucket = _modulo(state, lane, powers)
         cache[slots[lane]] ^= _WAITS | _KNOWN | bucket
-        out[places[lane]] = bucket
+        out[positions[lane]] = bucket
 
 
 @jit

@@ -162,7 +162,7 @@ class _Replacements:
 def _enlarge(
     hashes: npt.NDArray[np.uint64], sizes: npt.NDArray[np.uint8], words: int
 ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint8]]:
-    """Return both arrays at least twice as long, with place for so many more words."""
+    """Return both arrays at least twice as long, with space for at least `words` more words."""
     more = len(hashes) + words
     return np.append(hashes, np.empty(more, np.uint64)), np.append(sizes, np.full(more, QUARTERS, np.uint8))
 

@@ -35,7 +35,7 @@ from cramlm.training.terms.base import Counts, VocabularyTerm
 
 _SHAPES: Final = 16  # graphs that are kept; each holds its gradients' work space
 _MOST_PADDING: Final = 1.3  # size of a padded batch, relative to the batch
-_ROOM: Final = 1.0
+_SPREAD: Final = 1.0
 _ALIGNMENT: Final = 16  # bytes, of each array in the memory of a batch
 
 
@@ -79,21 +79,21 @@ class Shapes:
         self._shapes: dict[Hashable, list[tuple[int, int]]] = {}
 
     def padded(self, kind: Hashable, rows: int, masked: int) -> tuple[int, int]:
-        """The smallest shape so far that holds this one and is not much larger, else a new one with room for others.
+        """Return the smallest shape so far that holds this one and is not much larger; without one, a new shape that is a little larger.
 
         kind: batches of different kinds share no shapes.
         """
         shapes = self._shapes.setdefault(kind, [])
         fits = [shape for shape in shapes if rows <= shape[0] <= _MOST_PADDING * rows and masked <= shape[1] <= _MOST_PADDING * masked]
         if not fits:
-            fits = [(with_room(rows), with_room(masked))]
+            fits = [(enlarged(rows), enlarged(masked))]
             shapes += fits
         return min(fits)
 
 
-def with_room(size: int) -> int:
-    """A size for others that are drawn like this one: the relative spread of a sum of n terms falls as the root of n."""
-    return size + math.ceil(_ROOM * math.sqrt(size))
+def enlarged(size: int) -> int:
+    """Return a size that most batches sampled like this one fit: the relative spread of a sum of n terms falls as the root of n."""
+    return size + math.ceil(_SPREAD * math.sqrt(size))
 
 
 def padded_to(batch: Batch, *, rows: int, masked: int, pad_id: int) -> Batch:
@@ -125,21 +125,19 @@ class StaticBatch:
     def __init__(self, like: Batch, counts: Counts, device: torch.device, *, fills: int = 1) -> None:
         arrays = {each.name: getattr(like, each.name) for each in fields(like) if each.name != "term"}
         arrays["counts"] = np.zeros(len(counts.numbers), dtype=np.float32)
-        places: dict[str, tuple[slice, npt.NDArray[Any]]] = {}
+        slices: dict[str, tuple[slice, npt.NDArray[Any]]] = {}
         end = 0
         for name, array in arrays.items():
-            places[name] = slice(end, end + array.nbytes), array
+            slices[name] = slice(end, end + array.nbytes), array
             end += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
         # Of two steps: the copies of the last step may not have begun, because the device still computes the step before.
         self.hosts = [torch.zeros(end, dtype=torch.uint8, pin_memory=device.type == "cuda") for _ in range(2 * fills)]
         self._device = torch.zeros(end, dtype=torch.uint8, device=device)
         self._arrays = [
-            {name: host.numpy()[place].view(array.dtype).reshape(array.shape) for name, (place, array) in places.items()}
+            {name: host.numpy()[part].view(array.dtype).reshape(array.shape) for name, (part, array) in slices.items()}
             for host in self.hosts
         ]
-        tensors = {
-            name: self._device[place].view(torch.from_numpy(array).dtype).view(array.shape) for name, (place, array) in places.items()
-        }
+        tensors = {name: self._device[part].view(torch.from_numpy(array).dtype).view(array.shape) for name, (part, array) in slices.items()}
         divisors = tensors.pop("counts")
         self.batch = PackedBatch(**tensors, term=like.term)
         self.counts = Counts(counts.numbers, dict(zip(counts.numbers, divisors, strict=True)))

@@ -40,7 +40,7 @@ def batches_of(batches: Batches, steps: range, device: torch.device) -> Iterator
     """An iterator over the batches of these steps in order; the end of the block ends the processes.
 
     Raises:
-        EnvironmentFault: if a process is gone. PyTorch says so at any moment, not only when the next batch is asked for.
+        EnvironmentFault: if a process is gone. PyTorch says so at any moment, not only when the next batch is requested.
     """
     processes = min(_PROCESSES, available_cores() - 1)
     if device.type != "cuda" or processes < 1:

@@ -15,7 +15,7 @@ from cramlm.evaluation.prediction import outputs_of, predict_logits, sequences_o
 from cramlm.linear.model import LinearModel
 from cramlm.linear.teacher import TRAINING_TEXTS_FILE, Teacher, aligned, label_counts, out_of_fold_labels
 from cramlm.model.model import Model
-from cramlm.model.prompts import Prompt, passage_room
+from cramlm.model.prompts import Prompt, passage_length
 from cramlm.model.tokenizer import Tokenizer, Tokens
 from cramlm.pipeline.context import SOFT_LABELS, EncodedTexts, RunContext, RunPlan, SelectedPassages, Stage, fingerprint
 from cramlm.pipeline.stages.linear import model_fingerprint, read_held_out
@@ -39,7 +39,7 @@ def external_length(phase: PhaseConfig) -> int:
 def piece_length(phase: PhaseConfig, tokenizer: Tokenizer, prompt: Prompt | None) -> int:
     """Tokens, with [CLS] and [SEP], of the longest piece that `phase` cuts a passage into."""
     length = external_length(phase)
-    return length if prompt is None else passage_room(prompt, tokenizer, length) + 2
+    return length if prompt is None else passage_length(prompt, tokenizer, length) + 2
 
 
 def pieces_file(length: int) -> str:
