@@ -94,7 +94,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--tasks", nargs="+", default=list(ALL_TASKS), choices=(*ALL_TASKS, *CONFIRMATION_TASKS))
     parser.add_argument("--arms", nargs="+", default=list(ARMS), help="recipes or config files")
     parser.add_argument("--labels", nargs="+", default=["all"])
-    parser.add_argument("--rest-unlabelled", action="store_true", help="use the training rows that are not drawn as unlabelled texts")
+    parser.add_argument("--rest-unlabelled", action="store_true", help="use the training rows that are not sampled, as unlabelled texts")
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     arguments = parser.parse_args()
     if not (arguments.data / "tasks").is_dir():

@@ -198,7 +198,7 @@ async def client(port: int, load: Load, chunks: Iterator[Any], *, until: float) 
         content = await reader.readexactly(int(response_head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]))
         load.latencies.append(time.perf_counter() - started)
         if response_head[9:12] != b"200":
-            raise SystemExit(f"a server answered {content.decode()[:200]}")
+            raise SystemExit(f"a server returned {content.decode()[:200]}")
         if texts[0] not in load.probabilities:
             load.probabilities.update(
                 (text, each["probabilities"]) for text, each in zip(texts, json.loads(content)["predictions"], strict=True)

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.slow
 
 
 class Place:
-    """A folder with an environment in it that holds cramlm's wheel and what it asks for."""
+    """A folder with an environment in it that holds cramlm's wheel and what it requires."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -98,8 +98,8 @@ def test_the_wheel_gives_a_report_predictions_and_an_explanation_without_the_sou
     assert place.run(place.python, "-c", "import cramlm; print(cramlm.__file__)").startswith(str(place.folder))
     assert "torch" in place.cramlm("doctor")
     assert (fitted / "report.html").read_text("utf-8").startswith("<!doctype html>")
-    answers = place.cramlm("predict", "run/export", "-", stdin="wave ship harbour sailor tide\nsummit ridge valley climber\n")
-    assert [json.loads(line)["label"] for line in answers.splitlines()] == ["sea", "hill"]
+    predictions = place.cramlm("predict", "run/export", "-", stdin="wave ship harbour sailor tide\nsummit ridge valley climber\n")
+    assert [json.loads(line)["label"] for line in predictions.splitlines()] == ["sea", "hill"]
     assert json.loads(place.cramlm("explain", "run", "wave ship harbour", "--json"))
     assert "verified" in place.cramlm("verify", "run")
 

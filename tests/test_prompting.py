@@ -69,8 +69,8 @@ def fit(place: dict[str, str], out: Path, recipe: str, *settings: str, scratch: 
 def predicted(run: cramlm.Run, place: dict[str, str], out: Path) -> np.ndarray[Any, Any]:
     """Probabilities (texts, labels) of the test texts by `cramlm predict`, labels in alphabetical order."""
     models.predict(run.export, place["test"], out=out)
-    answers = [row["probabilities"] for row in read_jsonl(out)]
-    return np.array([[answer[label] for label in ("hill", "sea")] for answer in answers])
+    predictions = [row["probabilities"] for row in read_jsonl(out)]
+    return np.array([[prediction[label] for label in ("hill", "sea")] for prediction in predictions])
 
 
 def by_transformers(folder: Path, texts: list[str]) -> np.ndarray[Any, Any]:
@@ -81,7 +81,7 @@ def by_transformers(folder: Path, texts: list[str]) -> np.ndarray[Any, Any]:
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.AutoModelForMaskedLM.from_pretrained(folder).eval()
     vectors = load_file(folder / VECTORS_FILE)["vectors"] if prompt["vectors"] else torch.zeros(0, model.config.hidden_size)
-    answers = []
+    predictions = []
     for text in texts:
         scores = []
         for pattern in prompt["patterns"]:
@@ -93,8 +93,8 @@ def by_transformers(folder: Path, texts: list[str]) -> np.ndarray[Any, Any]:
                 logits = model(inputs_embeds=whole).logits[0].log_softmax(-1)
             slots = (ids[0] == tokenizer.mask_token_id).nonzero()[:, 0] + len(vectors)
             scores.append([_score(logits, slots, prompt["words"][label], tokenizer) for label in prompt["labels"]])
-        answers.append((torch.tensor(scores).mean(0) + torch.tensor(prompt["shift"])).softmax(-1).numpy())
-    return np.array(answers)
+        predictions.append((torch.tensor(scores).mean(0) + torch.tensor(prompt["shift"])).softmax(-1).numpy())
+    return np.array(predictions)
 
 
 def _score(logits: torch.Tensor, slots: torch.Tensor, words: list[list[str]], tokenizer: Any) -> float:
@@ -107,20 +107,20 @@ def test_fit_evaluate_and_predict_agree_with_each_other_and_with_transformers(
     kind: str, place: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, events = fit(place, tmp_path / "run", "soft-prompt" if kind == "soft-prompt" else "prompt", *CASES[kind])
-    answers = predicted(run, place, tmp_path / "answers.jsonl")
+    predictions = predicted(run, place, tmp_path / "predictions.jsonl")
     texts = [row["text"] for row in read_jsonl(place["test"])]
-    np.testing.assert_allclose(answers, by_transformers(run.export, texts), atol=1e-4, rtol=0)
+    np.testing.assert_allclose(predictions, by_transformers(run.export, texts), atol=1e-4, rtol=0)
     stored = [
         json.loads(line)["probabilities"] for line in (run.path / "evaluation/predictions-test.jsonl").read_text("utf-8").splitlines()
     ]
-    np.testing.assert_allclose(answers, [[row["hill"], row["sea"]] for row in stored], atol=2e-6, rtol=0)
+    np.testing.assert_allclose(predictions, [[row["hill"], row["sea"]] for row in stored], atol=2e-6, rtol=0)
     served = load_model(run.export, None)
-    np.testing.assert_allclose(served.compute(texts, [None] * len(texts)).values, answers, atol=1e-5, rtol=0)
+    np.testing.assert_allclose(served.compute(texts, [None] * len(texts)).values, predictions, atol=1e-5, rtol=0)
     assert served.compute(["wave " * 100], [None]).lengths[0] > 100
     capsys.readouterr()
     models.evaluate(run.export, place["test"], as_json=True)
     assert json.loads(capsys.readouterr().out)["macro_f1"] == pytest.approx(run.scores["models"][run.config.name]["test"]["macro_f1"])
-    assert np.ptp(answers[:, 0]) > 1e-4  # texts matter
+    assert np.ptp(predictions[:, 0]) > 1e-4  # texts matter
     assert ("chosen from the training texts" in "".join(event.message for event in events)) == (kind == "chosen")
 
     before, after = (load_file(folder / "model.safetensors") for folder in (Path(place["init"]), run.export))
@@ -166,9 +166,9 @@ def test_the_recipe_from_scratch_learns_labels_and_soft_labels_through_patterns(
 def test_the_last_phase_learns_from_the_ensembles_soft_labels_of_passages(place: dict[str, str], tmp_path: Path) -> None:
     run, events = fit(place, tmp_path / "run", "pet", *CASES["given"])
     labelled = next(event.message for event in events if event.stage == "teacher-of-distil" and event.kind == "done")
-    answers = np.load(run.path / "teacher-of-distil/passages.npy")
-    assert f"soft labels of the model of phase finetune: {len(answers):,} texts" in labelled
-    np.testing.assert_allclose(answers.sum(1), 1, atol=1e-5)
+    predictions = np.load(run.path / "teacher-of-distil/passages.npy")
+    assert f"soft labels of the model of phase finetune: {len(predictions):,} texts" in labelled
+    np.testing.assert_allclose(predictions.sum(1), 1, atol=1e-5)
     last = [event.data for event in events if event.kind == "step" and event.stage == "phase-2-distil"][-1]
     assert {"mlm_external", "classify_task", "distil_external"} <= set(last)
     assert not (run.path / "teacher").exists()

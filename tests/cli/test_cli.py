@@ -102,15 +102,15 @@ def test_predict_writes_the_same_predictions_in_input_order_to_stdout_and_to_fil
     lines = printed("predict", fitted / "run/export", "-", stdin=texts).splitlines()
     assert [json.loads(line)["label"] for line in lines] == ["sea", "hill"]
     (tmp_path / "new.csv").write_text("text\nwave ship harbour sailor\nsummit ridge valley climber\n", "utf-8")
-    cramlm("predict", fitted / "run/export", tmp_path / "new.csv", "--out", tmp_path / "answers.jsonl")
-    answers = [row["probabilities"] for row in read_jsonl(tmp_path / "answers.jsonl")]
-    assert answers == [json.loads(line)["probabilities"] for line in lines]
-    cramlm("predict", fitted / "run/export", tmp_path / "new.csv", "--out", tmp_path / "answers.csv")
-    rows = list(csv.DictReader((tmp_path / "answers.csv").read_text("utf-8").splitlines()))
+    cramlm("predict", fitted / "run/export", tmp_path / "new.csv", "--out", tmp_path / "predictions.jsonl")
+    predictions = [row["probabilities"] for row in read_jsonl(tmp_path / "predictions.jsonl")]
+    assert predictions == [json.loads(line)["probabilities"] for line in lines]
+    cramlm("predict", fitted / "run/export", tmp_path / "new.csv", "--out", tmp_path / "predictions.csv")
+    rows = list(csv.DictReader((tmp_path / "predictions.csv").read_text("utf-8").splitlines()))
     assert [row["label"] for row in rows] == ["sea", "hill"]
-    assert [float(row["probability_sea"]) for row in rows] == [answer["sea"] for answer in answers]
-    cramlm("predict", fitted / "run/export", tmp_path / "new.csv", "--out", tmp_path / "answers.tsv")
-    assert list(csv.DictReader((tmp_path / "answers.tsv").read_text("utf-8").splitlines(), delimiter="\t")) == rows
+    assert [float(row["probability_sea"]) for row in rows] == [prediction["sea"] for prediction in predictions]
+    cramlm("predict", fitted / "run/export", tmp_path / "new.csv", "--out", tmp_path / "predictions.tsv")
+    assert list(csv.DictReader((tmp_path / "predictions.tsv").read_text("utf-8").splitlines(), delimiter="\t")) == rows
     assert printed("predict", fitted / "run/export", "-", "--out", "-", stdin=texts).splitlines() == lines
 
 
@@ -118,16 +118,16 @@ def test_predictions_stand_beside_the_columns_of_a_spreadsheet_in_its_form(fitte
     table = 'No;text;;note\r\n7;"wave ship\r\nharbour; sailor";;\r\n9;summit ridge valley climber;;"a ""b"""\r\n'
     (tmp_path / "new.csv").write_bytes(codecs.BOM_UTF8 + table.encode())
     command = ("predict", fitted / "run/export", tmp_path / "new.csv", "--keep-columns", "--out")
-    succeed(*command, tmp_path / "answers.csv")
-    written = (tmp_path / "answers.csv").read_bytes()
+    succeed(*command, tmp_path / "predictions.csv")
+    written = (tmp_path / "predictions.csv").read_bytes()
     assert written.startswith(codecs.BOM_UTF8 + b"No;text;note;predicted;probability_")
     rows = list(csv.DictReader(io.StringIO(written.decode("utf-8-sig"), newline=""), delimiter=";"))
     assert [row["predicted"] for row in rows] == ["sea", "hill"]
     kept = [(row["No"], row["text"], row["note"]) for row in rows]
     assert kept == [("7", "wave ship\nharbour; sailor", ""), ("9", "summit ridge valley climber", 'a "b"')]
-    succeed(*command, tmp_path / "answers.tsv", "--abstain-below", "1")
-    assert "No\ttext\tnote\tpredicted\tconfidence" in (tmp_path / "answers.tsv").read_text("utf-8-sig")
-    assert_one_line(cramlm(*command, tmp_path / "answers.jsonl"), 2, "--keep-columns writes a table")
+    succeed(*command, tmp_path / "predictions.tsv", "--abstain-below", "1")
+    assert "No\ttext\tnote\tpredicted\tconfidence" in (tmp_path / "predictions.tsv").read_text("utf-8-sig")
+    assert_one_line(cramlm(*command, tmp_path / "predictions.jsonl"), 2, "--keep-columns writes a table")
     (tmp_path / "new.csv").write_text("text,predicted\nwave ship harbour sailor,sea\n", "utf-8")
     assert_one_line(cramlm(*command, tmp_path / "again.csv"), 2, "has a column 'predicted' already")
     (tmp_path / "new.txt").write_text("wave ship harbour sailor\n", "utf-8")
@@ -139,12 +139,12 @@ def test_a_carriage_return_in_a_cell_does_not_end_its_row(fitted: Path, tmp_path
     rows = [["text", "note"], ["wave ship\rharbour sailor", "a\rb"], ["summit ridge valley climber", "\r"]]
     with (tmp_path / "new.csv").open("w", newline="") as file:
         csv.writer(file).writerows(rows)
-    succeed("predict", fitted / "run/export", tmp_path / "new.csv", "--keep-columns", "--out", tmp_path / "answers.csv")
-    with (tmp_path / "answers.csv").open(newline="") as file:
+    succeed("predict", fitted / "run/export", tmp_path / "new.csv", "--keep-columns", "--out", tmp_path / "predictions.csv")
+    with (tmp_path / "predictions.csv").open(newline="") as file:
         assert [row[:2] for row in csv.reader(file)] == rows
 
 
-@pytest.mark.parametrize("name", ["answers.parquet", "answers.jsonl.gz", "answers.csv.zst", "answers.xlsx"])
+@pytest.mark.parametrize("name", ["predictions.parquet", "predictions.jsonl.gz", "predictions.csv.zst", "predictions.xlsx"])
 def test_rows_are_not_written_in_another_format_than_the_name_of_the_file_says(fitted: Path, tmp_path: Path, name: str) -> None:
     (tmp_path / "new.txt").write_text("wave ship harbour sailor\n", "utf-8")
     for command in ("predict", "label-next"):

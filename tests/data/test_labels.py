@@ -1,4 +1,4 @@
-"""Labels of the three kinds of task: what files may write, what is refused and how, and what training is told of them."""
+"""Labels of the three kinds of task: what files may write, what is refused and how, and what training learns from them."""
 
 from __future__ import annotations
 

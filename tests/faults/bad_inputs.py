@@ -253,7 +253,7 @@ def arguments(command_name: str, path: Path, world: World, folder: Path) -> list
     rest: dict[str, list[str | Path]] = {
         TASK: ["--train", path, "--recipe", "labels-only", "--out", folder / "run", "--store", folder / "store"],
         CORPUS: [path, "--out", folder / "index", "--workers", "1"],
-        PREDICT: [export, path, "--out", folder / "answers.jsonl"],
+        PREDICT: [export, path, "--out", folder / "predictions.jsonl"],
         EVALUATE: [export, path],
     }
     return [command_name, *rest[command_name]]
@@ -286,7 +286,7 @@ def _one(figure: Figure, case: Case, name: str, world: World, folder: Path) -> N
         figure.check(words in last, f"{where}: {words!r} is not in {last[:300]!r}")
     # Parts are a cache of single files, not results.
     left = [published for published in results(folder) if Path(published).parent.name != "parts" and published != "run/baseline"]
-    figure.check(not left and not (folder / "answers.jsonl").exists(), f"{where}: published {left}")
+    figure.check(not left and not (folder / "predictions.jsonl").exists(), f"{where}: published {left}")
     if case.skippable and name == CORPUS:
         done = cramlm(*arguments(name, path, world, folder), "--on-bad-row", "skip")
         code, errors = done.returncode, done.stderr

@@ -46,7 +46,7 @@ class Attack:
 
 def attacks(alike: int | None) -> Iterator[Attack]:
     """Yield all attacks, or only so many of those that differ by a name alone."""
-    predict = ("predict", "{target}", "{texts}", "--out", "{out}/answers.jsonl")
+    predict = ("predict", "{target}", "{texts}", "--out", "{out}/predictions.jsonl")
     for name in PICKLES[:alike]:
         yield Attack(name, "export", predict, lambda folder, mark, name=name: (folder / name).write_bytes(pickle.dumps(Marker(mark))))
     yield Attack(

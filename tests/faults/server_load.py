@@ -107,7 +107,7 @@ def model_of(world: World, folder: Path) -> tuple[Path, Predictions]:
     return folder, dict(zip(texts, Predictor.load(folder).probabilities(texts).tolist(), strict=True))
 
 
-@measured("R7", f"{CLIENTS} clients, a fifth of their requests malformed: right answers or one line")
+@measured("R7", f"{CLIENTS} clients, a fifth of their requests malformed: right predictions or one line")
 def clients(figure: Figure, world: World, scratch: Path, *, seconds: float) -> None:
     """No wrong prediction, no 5xx, bounded memory and waiting time; then SIGTERM under load."""
     figure.what = figure.what.replace("clients", f"clients for {seconds:g} s")
@@ -121,12 +121,12 @@ def clients(figure: Figure, world: World, scratch: Path, *, seconds: float) -> N
         figure.trials = sum(outcome.statuses.values())
         _check_responses(figure, outcome)
         figure.check(not [status for status in outcome.statuses if status >= 500], f"statuses {dict(outcome.statuses)}")
-        figure.check_time(outcome.statuses[200] > 100, f"only {outcome.statuses[200]} answered")
+        figure.check_time(outcome.statuses[200] > 100, f"only {outcome.statuses[200]} predictions")
         figure.check(outcome.statuses[422] > 0, "no malformed request was sent")
         figure.check(outcome.dropped == 0, f"{outcome.dropped} connections dropped")
-        figure.check_time(p99 < WAIT_SECONDS + 1, f"99 % answered within {p99:.2f} s")
+        figure.check_time(p99 < WAIT_SECONDS + 1, f"99 % of the responses within {p99:.2f} s")
         figure.check(grown < 60, f"memory grew by {grown:.0f} MB")
-        figure.notes.append(f"{outcome.statuses[200]:,} answered, p99 {p99:.2f} s, {grown:+.0f} MB")
+        figure.notes.append(f"{outcome.statuses[200]:,} predictions, p99 {p99:.2f} s, {grown:+.0f} MB")
         began = time.monotonic()
         _check_responses(figure, asyncio.run(load(server, expected, seconds=15, at_least=0, stop=True)))
         figure.check(server.process.wait(timeout=PATIENCE) == 0, f"exit {server.process.returncode} at SIGTERM")
@@ -137,7 +137,7 @@ def clients(figure: Figure, world: World, scratch: Path, *, seconds: float) -> N
 def _check_responses(figure: Figure, outcome: Outcome) -> None:
     figure.check(outcome.wrong_predictions == 0, f"{outcome.wrong_predictions} wrong predictions")
     figure.check(set(outcome.statuses) <= {200, 400, 413, 422, 429, 503}, f"statuses {dict(outcome.statuses)}")
-    figure.check_time(outcome.statuses[200] > 0, "nothing was answered")
+    figure.check_time(outcome.statuses[200] > 0, "no prediction")
     figure.failures += outcome.unexpected[:20]
 
 

@@ -50,7 +50,7 @@ _BY_PATH: Final = {"open": 0, "creat": 0, "stat": 0, "rename": 0, "mkdir": 0, "r
 _BY_FOLDER: Final = ("openat", "mkdirat", "unlinkat", "renameat", "renameat2", "newfstatat", "statx", "execveat")
 _HERE: Final = -100  # AT_FDCWD
 _EXCHANGE: Final = 2
-_EVENT, _ANSWER, _CONTINUE = struct.Struct("<QIIiIQ6Q"), struct.Struct("<QqiI"), 1
+_EVENT, _REPLY, _CONTINUE = struct.Struct("<QIIiIQ6Q"), struct.Struct("<QqiI"), 1
 _RECEIVE, _SEND = 0xC0502100, 0xC0182101  # SECCOMP_IOCTL_NOTIF_RECV and _SEND
 
 
@@ -160,9 +160,9 @@ def _answer_until(listener: int, end: int, pid: int, decide: Decide) -> None:
             if verdict == KILL:
                 os.kill(pid, signal.SIGKILL)
                 continue
-            answer = _ANSWER.pack(identity, 0, -(verdict or 0), 0 if verdict else _CONTINUE)
+            reply = _REPLY.pack(identity, 0, -(verdict or 0), 0 if verdict else _CONTINUE)
             try:
-                fcntl.ioctl(listener, _SEND, answer)
+                fcntl.ioctl(listener, _SEND, reply)
             except OSError as error:
                 if error.errno != errno.ENOENT:
                     raise

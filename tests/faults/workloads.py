@@ -181,11 +181,11 @@ class World:
     def longer_is_finished(self, folder: Path) -> bool:
         """Whether `cramlm compare` takes the folder for a finished run of `fit_longer`."""
 
-        def ask() -> None:
+        def request() -> None:
             if reason := cramlm.pipeline.run.unfinished(self.longer, out=folder / "run", store=self.folder / "store"):
                 raise UsageError(reason)
 
-        return run_child(ask) == 0
+        return run_child(request) == 0
 
     def copy_run(self, folder: Path, without: tuple[str, ...] = ()) -> None:
         """Copy the finished run to `folder`, without the names that match these patterns."""

@@ -24,7 +24,7 @@ def work(task: dict[str, Any], emit: Emit) -> Any:
         case "square":
             return task["value"] ** 2
         case "print":
-            print("this must not reach the answers")
+            print("this must not reach the results")
             return "printed"
         case "refuse":
             raise DataError(f"row {task['value']} is bad")

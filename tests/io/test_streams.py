@@ -105,15 +105,15 @@ def test_a_truncated_stream_is_reported_with_its_size_and_a_flipped_bit_never_ch
     for kept in range(len(data) // 16, len(data), len(data) // 16):
         with pytest.raises(DataError, match=f"truncated after {kept} bytes"):
             read(written(path, data[:kept]))
-    for place in range(0, len(data), max(1, len(data) // 60)):
+    for index in range(0, len(data), max(1, len(data) // 60)):
         damaged = bytearray(data)
-        damaged[place] ^= 0x10
+        damaged[index] ^= 0x10
         path.write_bytes(damaged)
         try:
             noticed = read(path) == TEXT  # gzip's header has bytes that mean nothing
         except DataError as error:
             noticed = any(word in str(error) for word in ("damaged", "truncated", "looks like"))
-        assert noticed, place
+        assert noticed, index
 
 
 @pytest.mark.faults

@@ -87,8 +87,8 @@ def test_training_brings_words_of_a_topic_together_and_leaves_untrained_ones(bat
     vectors = before.copy()
     losses = list(train_on_halves(Halves(topics(800), weights, seed=0), vectors, weights))
     assert np.mean(losses[-20:]) < 0.8 * np.mean(losses[:20])
-    units = unit_vectors(vectors)
-    within, between = units[:20] @ units[:20].T, units[:20] @ units[20:40].T
+    directions = unit_vectors(vectors)
+    within, between = directions[:20] @ directions[:20].T, directions[:20] @ directions[20:40].T
     assert within.mean() > 0.5
     assert between.mean() < 0
     assert np.array_equal(vectors[40:], before[40:])

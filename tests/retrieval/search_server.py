@@ -1,7 +1,7 @@
-"""A stand-in for Elasticsearch or OpenSearch: an HTTP server in this process that answers the requests which the retriever sends, with
+"""A stand-in for Elasticsearch or OpenSearch: an HTTP server in this process that responds to the requests of the retriever, with
 scores by the formula of BM25, and fails on request.
 
-It keeps the shapes of the real answers (elastic.co's API reference, version 8 and 9; opensearch.org's, version 2), not their content.
+It keeps the shapes of the real responses (elastic.co's API reference, version 8 and 9; opensearch.org's, version 2), not their content.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from retrieval_fixtures import reference_search, terms_of
 from cramlm.config.retriever import ElasticsearchConfig
 from stand_in import listening
 
-Answer = tuple[int, Mapping[str, Any] | str, Mapping[str, str]]  # status, body, headers
+Response = tuple[int, Mapping[str, Any] | str, Mapping[str, str]]  # status, body, headers
 
 
 @dataclasses.dataclass
 class SearchServer:
-    """documents: _id -> _source. `interrupt` may answer a request (path, body) instead of the server; `received`: the requests."""
+    """documents: _id -> _source. `interrupt` may respond to a request (path, body) instead of the server; `received`: the requests."""
 
     documents: dict[str, dict[str, Any]]
     index: str = "articles"
@@ -34,13 +34,13 @@ class SearchServer:
     max_clauses: int = 1024
     product: str = "Elasticsearch"
     indices: tuple[str, ...] = ()
-    interrupt: Callable[[str, Any], Answer | None] = lambda path, body: None
-    spoil: Callable[[Any, dict[str, Any]], dict[str, Any]] = lambda question, answer: answer
+    interrupt: Callable[[str, Any], Response | None] = lambda path, body: None
+    spoil: Callable[[Any, dict[str, Any]], dict[str, Any]] = lambda question, response: response
     received: list[tuple[str, Any]] = dataclasses.field(default_factory=list)
     headers: list[Mapping[str, str]] = dataclasses.field(default_factory=list)
     url: str = ""
 
-    def answer(self, method: str, path: str, body: Any) -> Answer:
+    def respond(self, method: str, path: str, body: Any) -> Response:
         """Return the response to a request."""
         self.received.append((path, body))
         if (interrupted := self.interrupt(path, body)) is not None:
@@ -53,8 +53,8 @@ class SearchServer:
         if path == f"/{self.index}/_mtermvectors":
             return 200, {"docs": [self.spoil(item, self._terms(item)) for item in body["docs"]]}, {}
         if path == f"/{self.index}/_msearch":
-            answers = [self.spoil(item, self._search(item)) for item in body[1::2]]
-            return 200, {"took": 1, "responses": answers}, {}
+            responses = [self.spoil(item, self._search(item)) for item in body[1::2]]
+            return 200, {"took": 1, "responses": responses}, {}
         if path == "/_mget":
             return 200, {"docs": [self._get(item) for item in body["docs"]]}, {}
         return 404, {"error": {"type": "index_not_found_exception", "reason": f"no such index [{path}]"}, "status": 404}, {}
@@ -112,10 +112,10 @@ def serving(server: SearchServer) -> Iterator[SearchServer]:
 
         def _reply(self, method: str, body: Any) -> None:
             server.headers.append(dict(self.headers))
-            status, answer, headers = server.answer(method, self.path, body)
-            content = (answer if isinstance(answer, str) else json.dumps(answer)).encode()
+            status, response, headers = server.respond(method, self.path, body)
+            content = (response if isinstance(response, str) else json.dumps(response)).encode()
             self.send_response(status)
-            kind = "text/html" if isinstance(answer, str) else "application/json"
+            kind = "text/html" if isinstance(response, str) else "application/json"
             product = {"x-elastic-product": server.product} if server.product == "Elasticsearch" else {}
             for name, value in {"content-type": kind, "content-length": str(len(content)), **product, **headers}.items():
                 self.send_header(name, value)

@@ -104,7 +104,7 @@ def test_the_ranking_equals_the_released_codes_top_k_of_weights_and_gumbel_noise
 
 
 def test_sampling_is_in_proportion_to_the_weights() -> None:
-    """Of two places the first must win in w1 / (w1 + w2) of all draws; by the third decimal that is checked on 4,000 seeds."""
+    """Of two positions the first must win in w1 / (w1 + w2) of all samples; by the third decimal that is checked on 4,000 seeds."""
     weights = np.array([3.0, 1.0])
     wins = sum(int(resample(np.log(weights), seed=seed)[0] == 0) for seed in range(4000))
     assert wins / 4000 == pytest.approx(0.75, abs=0.02)

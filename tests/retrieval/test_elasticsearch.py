@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from search_server import Answer, SearchServer, serving, settings
+from search_server import Response, SearchServer, serving, settings
 
 from cramlm.config.retriever import ElasticsearchConfig
 from cramlm.errors import EnvironmentFault, UsageError
@@ -39,12 +39,12 @@ def pauses() -> list[float]:
 
 def search(server: SearchServer, queries: list[str], pauses: list[float], *, limit: int = 10, **changes: Any) -> dict[int, Any]:
     """Names of the documents by query, or the reason of its failure; every query must be answered once."""
-    answers: dict[int, Any] = {}
+    responses: dict[int, Any] = {}
     for number, hits in search_elasticsearch(settings(server, **changes), queries, limit=limit, pause=pauses.append):
-        assert number not in answers
-        answers[number] = hits.reason if isinstance(hits, Failure) else [name for _, name in hits.documents]
-    assert sorted(answers) == list(range(len(queries)))
-    return answers
+        assert number not in responses
+        responses[number] = hits.reason if isinstance(hits, Failure) else [name for _, name in hits.documents]
+    assert sorted(responses) == list(range(len(queries)))
+    return responses
 
 
 def requests(server: SearchServer, endpoint: str) -> list[Any]:
@@ -76,8 +76,8 @@ def test_of_a_query_with_too_many_terms_the_rarest_are_kept(server: SearchServer
     server.max_clauses = 3
     events: list[Event] = []
     query = "the receptor of the river bank unknown"  # the: 4 documents, receptor 2, of 2, river 1, bank 1, unknown 0
-    answers = list(search_elasticsearch(settings(server, max_clauses=3), [query], limit=5, emit=events.append, pause=pauses.append))
-    assert isinstance(answers[0][1], ServerHits)
+    responses = list(search_elasticsearch(settings(server, max_clauses=3), [query], limit=5, emit=events.append, pause=pauses.append))
+    assert isinstance(responses[0][1], ServerHits)
     (lines,) = requests(server, "_msearch")
     assert [clause["term"]["text"]["value"] for clause in lines[1]["query"]["bool"]["should"]] == ["bank", "river", "unknown"]
     assert [event.message for event in events if event.kind == "note"] == [
@@ -87,12 +87,12 @@ def test_of_a_query_with_too_many_terms_the_rarest_are_kept(server: SearchServer
 
 def test_a_query_that_the_server_refuses_is_a_failure_with_its_reason_at_once(server: SearchServer, pauses: list[float]) -> None:
     server.max_clauses = 2
-    answers = search(server, ["river bank unknown", "aspirin"], pauses, max_clauses=1024)
-    assert answers == {0: "failed (400: search_phase_execution_exception: maxClauseCount is set to 2)", 1: ["c"]}
+    responses = search(server, ["river bank unknown", "aspirin"], pauses, max_clauses=1024)
+    assert responses == {0: "failed (400: search_phase_execution_exception: maxClauseCount is set to 2)", 1: ["c"]}
     assert pauses == []
 
 
-BUSY: Answer = (429, {"error": {"type": "es_rejected_execution_exception", "reason": "queue is full"}, "status": 429}, {})
+BUSY: Response = (429, {"error": {"type": "es_rejected_execution_exception", "reason": "queue is full"}, "status": 429}, {})
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ BUSY: Answer = (429, {"error": {"type": "es_rejected_execution_exception", "reas
     ids=["queue full", "proxy", "retry-after"],
 )
 def test_requests_to_a_busy_server_are_repeated_after_increasing_pauses(
-    server: SearchServer, pauses: list[float], busy: Answer, expected: list[float]
+    server: SearchServer, pauses: list[float], busy: Response, expected: list[float]
 ) -> None:
     server.interrupt = lambda path, body: busy if path.endswith("_msearch") and len(requests(server, "_msearch")) <= 2 else None
     assert search(server, ["river", "aspirin"], pauses) == {0: ["b"], 1: ["c"]}
@@ -109,11 +109,11 @@ def test_requests_to_a_busy_server_are_repeated_after_increasing_pauses(
 
 
 def test_only_failed_queries_are_repeated(server: SearchServer, pauses: list[float]) -> None:
-    def reject_once(question: Any, answer: dict[str, Any]) -> dict[str, Any]:
+    def reject_once(question: Any, response: dict[str, Any]) -> dict[str, Any]:
         first = len(requests(server, "_msearch")) == 1
-        return {"error": {"type": "es_rejected_execution_exception"}, "status": 429} if first and "river" in str(question) else answer
+        return {"error": {"type": "es_rejected_execution_exception"}, "status": 429} if first and "river" in str(question) else response
 
-    server.spoil = lambda question, answer: reject_once(question, answer) if "query" in question else answer
+    server.spoil = lambda question, response: reject_once(question, response) if "query" in question else response
     assert search(server, ["river", "aspirin"], pauses) == {0: ["b"], 1: ["c"]}
     assert [len(body) // 2 for body in requests(server, "_msearch")] == [2, 1]
 
@@ -122,7 +122,7 @@ UNREADABLE = {"_index": "articles", "error": {"reason": "immense"}}
 
 
 @pytest.mark.parametrize(
-    ("answer", "message"),
+    ("response", "message"),
     [
         ({"timed_out": True}, "only some of the shards responded, tried 4 times"),
         ({"_shards": {"total": 2, "successful": 1, "failed": 1}}, "only some of the shards responded, tried 4 times"),
@@ -131,11 +131,11 @@ UNREADABLE = {"_index": "articles", "error": {"reason": "immense"}}
     ids=["time", "shard", "text that the server cannot analyse"],
 )
 def test_a_partial_or_unreadable_response_is_a_failure(
-    server: SearchServer, pauses: list[float], answer: dict[str, Any], message: str
+    server: SearchServer, pauses: list[float], response: dict[str, Any], message: str
 ) -> None:
     def spoil(question: Any, right: dict[str, Any]) -> dict[str, Any]:
-        sent = question if answer is UNREADABLE else question.get("query")
-        return right if "river" not in str(sent) else answer if answer is UNREADABLE else right | answer
+        sent = question if response is UNREADABLE else question.get("query")
+        return right if "river" not in str(sent) else response if response is UNREADABLE else right | response
 
     server.spoil = spoil
     assert search(server, ["river", "aspirin"], pauses) == {0: message, 1: ["c"]}
@@ -144,9 +144,9 @@ def test_a_partial_or_unreadable_response_is_a_failure(
 
 def test_queries_of_a_batch_without_a_response_fail_and_the_others_succeed(server: SearchServer, pauses: list[float]) -> None:
     server.interrupt = lambda path, body: BUSY if path.endswith("_msearch") and "river" in str(body) else None
-    answers = search(server, ["river", "bank", "aspirin"], pauses)
-    assert answers[0] == answers[1] == "busy (429: es_rejected_execution_exception: queue is full), tried 4 times"
-    assert answers[2] == ["c"]
+    responses = search(server, ["river", "bank", "aspirin"], pauses)
+    assert responses[0] == responses[1] == "busy (429: es_rejected_execution_exception: queue is full), tried 4 times"
+    assert responses[2] == ["c"]
 
 
 def test_documents_come_in_order_with_their_own_ids_and_sources(server: SearchServer) -> None:

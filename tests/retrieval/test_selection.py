@@ -191,7 +191,7 @@ def test_a_selection_is_made_once_and_reports_why_it_is_made_again(world: World,
     events: list[Event] = []
     task, out = make_task(QUERIES), tmp_path / "out"
     select(world, task, out, Bm25Config(top_k=3), emit=events.append)
-    select(world, task, out, Bm25Config(top_k=3), seed=99, emit=events.append)  # BM25 draws nothing
+    select(world, task, out, Bm25Config(top_k=3), seed=99, emit=events.append)  # BM25 samples nothing
     select(world, task, out, Bm25Config(top_k=4), emit=events.append)
     kinds = [event.kind for event in events if event.kind != "progress"]
     assert kinds == ["start", "done", "up_to_date", "stale", "start", "done"]

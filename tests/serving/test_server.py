@@ -227,13 +227,13 @@ def test_more_half_sent_requests_than_connections_do_not_block_the_server(hasty_
 
 def test_an_unread_body_has_a_deadline_after_its_response(hasty_server: Server) -> None:
     def is_closed_after_its_response() -> bool:
-        is_answered = False  # as on a busy machine, where the deadline may pass before the request is sent
+        got_response = False  # as on a busy machine, where the deadline may pass before the request is sent
         with hasty_server.connect() as connection, contextlib.suppress(ConnectionError):
             connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n")
-            is_answered = connection.recv(65536).startswith(b"HTTP/1.1 200 ")
+            got_response = connection.recv(65536).startswith(b"HTTP/1.1 200 ")
             connection.sendall(b"a")  # which ends uvicorn's own deadline of an idle connection
             read_all(connection)
-        return is_answered
+        return got_response
 
     wait_until(is_closed_after_its_response)
 
