@@ -1,13 +1,14 @@
-"""CPU seconds of `cramlm fit` as a user types it, stage by stage, and their share outside of training.
+"""Measure the CPU seconds of each stage of `cramlm fit`, and the share that is not training.
 
     python benchmarks/bench_fit.py                                  # citation_intent, 100 labels, 2e13 operations, one thread
     python benchmarks/bench_fit.py --task sciie --budget 1e14flops
 
-Before, the corpus is read and indexed in a store of its own, and a fit with a small budget counts its words for `static` and compiles the
-kernels; its other stages are removed from the store. After, second fits run up to their first training step, each in a new folder: with
-the same settings, another learning rate (an arm of an ablation), another seed, and another budget (`--second`). CPU seconds are user +
-system time of the process and its children. The phases are training, everything else is outside: imports, linear models, plan, selection,
-soft labels, evaluation, export, report. `other` is what no stage has.
+First, the corpus is read and indexed in a new store, and a fit with a small budget counts its words for `static` and compiles the kernels;
+its other stages are removed from the store. Then the fit is measured. At last, second fits run up to their first training step, each in a
+new folder: with the same settings, another learning rate (an arm of an ablation), another seed, and another budget (`--second`).
+
+CPU seconds are user + system time of the process and its children. Phases are training; everything else is not: imports, linear models,
+plan, selection, soft labels, evaluation, export, report. The row `other` is the time outside of all stages.
 
 Prints tables and, as the last line, one JSON object; writes benchmarks/results/fit.json for the default task and budget.
 """
@@ -84,7 +85,7 @@ def main() -> None:
 
 
 def corpus_of(arguments: argparse.Namespace) -> str:
-    """Return the corpus as the command line has it."""
+    """Return the value of --corpus."""
     return f"{arguments.data}/corpus/*.jsonl.zst"
 
 
@@ -103,7 +104,7 @@ def command(arguments: argparse.Namespace, out: Path, budget: str) -> list[str]:
 
 
 def start_again(arguments: argparse.Namespace, first: Path, budget: str, *options: str) -> dict[str, float]:
-    """Run the command with other options in a new folder up to its first training step."""
+    """Run the command with more options in a new folder up to its first training step; return the time until then."""
     out, began = first.with_name("second"), time.time()
     shutil.rmtree(out, ignore_errors=True)
     process = subprocess.Popen([*command(arguments, out, budget), *options], stdout=subprocess.DEVNULL, env=ONE_THREAD)

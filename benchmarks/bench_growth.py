@@ -6,8 +6,8 @@
 Passages are synthetic (synthetic.py): real words, with a vocabulary that keeps growing. Each step runs in its own process on
 `--workers` cores (1); seconds are wall-clock time, memory is the maximum resident set of that process or of its largest worker.
 A tiny corpus is processed first, so that compilation is not measured. The queries are the task's training texts, K = 500.
-A size is skipped if `finished.jsonl` in --out has it with the same settings, so that a stopped run continues; its files
-are removed when it is finished.
+A size that `finished.jsonl` in --out lists with the same settings is skipped, so that a stopped run continues. The files of a size are
+removed when it is finished.
 
 The three largest sizes are fitted by a + b * N (least squares of the relative error, a and b not negative) and extrapolated to 10^8 and
 10^9. Prints a table and, as the last line, one JSON object; writes docs/pictures/growth.svg, .png and growth.md.
@@ -72,7 +72,7 @@ def main() -> None:
 
 
 def measure(step: str, size: int, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the figures of a step, run in its own process."""
+    """Run a step in a new process and return its figures."""
     print(f"{size:,} passages: {step}", file=sys.stderr, flush=True)
     command = [sys.executable, __file__, "--step", step, "--sizes", str(size), "--out", str(arguments.out), "--task", arguments.task]
     command += ["--workers", str(arguments.workers), *(("--data", str(arguments.data)) if arguments.data else ("--no-data",))]
@@ -87,14 +87,14 @@ def run_step(arguments: argparse.Namespace) -> dict[str, Any]:
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, cores[-arguments.workers :])
     (size,), work = arguments.sizes, arguments.out / "work"
-    store, shards, selection = work / "store", work / "shards", work / "selection"
+    store, files, selection = work / "store", work / "files", work / "selection"
     run: Callable[[], Any]
     match arguments.step:
         case "generate":
             made = source(arguments)
-            run, grown = (lambda: write_corpus(made, size, shards)), shards
+            run, grown = (lambda: write_corpus(made, size, files)), files
         case "read":
-            config = CorpusConfig(files=(str(shards / "*.jsonl.zst"),))
+            config = CorpusConfig(files=(str(files / "*.jsonl.zst"),))
             run, grown = (lambda: build_corpus(config, store, workers=arguments.workers)), store
         case "index":
             corpus = open_corpus(store)
@@ -172,7 +172,7 @@ def folder_bytes(folder: Path) -> int:
 
 
 def machine() -> dict[str, Any]:
-    """Describe the machine."""
+    """Return the processor, its cores and the memory of this machine."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -94,14 +94,14 @@ def corpora(arguments: argparse.Namespace) -> list[Files]:
     """Yield the real corpus, a synthetic one, and the real one sorted by source."""
     engines, chosen, store = tuple(arguments.engines), [], arguments.store
     if arguments.data and arguments.passages:
-        shards = sorted((arguments.data / "corpus").glob("*.jsonl.zst"))
-        shards = shards[: max(1, round(len(shards) * min(1.0, arguments.passages / REAL_PASSAGES)))]
-        chosen.append(Files("real", tuple(map(str, shards)), engines, True))
-        ordered = sort_by_source(shards, store / f"by-source-{len(shards)}.jsonl.zst")
+        files = sorted((arguments.data / "corpus").glob("*.jsonl.zst"))
+        files = files[: max(1, round(len(files) * min(1.0, arguments.passages / REAL_PASSAGES)))]
+        chosen.append(Files("real", tuple(map(str, files)), engines, True))
+        ordered = sort_by_source(files, store / f"by-source-{len(files)}.jsonl.zst")
         chosen.append(Files("real, sorted by source", (str(ordered),), ("cramlm",), False))
     if arguments.synthetic:
-        shards = sorted((arguments.data / "corpus").glob("*.jsonl.zst")) if arguments.data else []
-        source = Bootstrap(shards) if shards else Invented()
+        files = sorted((arguments.data / "corpus").glob("*.jsonl.zst")) if arguments.data else []
+        source = Bootstrap(files) if files else Invented()
         name = f"synthetic-{source.settings['kind']}-{arguments.synthetic}"
         made = write_corpus(source, arguments.synthetic, store / name)
         chosen.append(Files(f"synthetic ({source.settings['kind']})", tuple(map(str, made)), engines, True))
@@ -249,12 +249,12 @@ def cut(texts: list[str], words: int) -> list[str]:
     return [" ".join(stream[first : first + words]) for first in range(0, len(stream) - words + 1, words)]
 
 
-def sort_by_source(shards: list[Path], target: Path) -> Path:
+def sort_by_source(files: list[Path], target: Path) -> Path:
     """Write the rows sorted by (source, id); return the file."""
     if not target.is_file():
         rows = []
-        for shard in shards:
-            content = zstandard.ZstdDecompressor().stream_reader(shard.read_bytes()).read()
+        for file in files:
+            content = zstandard.ZstdDecompressor().stream_reader(file.read_bytes()).read()
             rows += [(row["source"], row["id"], line) for line in content.splitlines() for row in [json.loads(line)]]
         rows.sort(key=lambda row: row[:2])
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -279,7 +279,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder with tasks/NAME/ and corpus/*.jsonl.zst")
     parser.add_argument("--store", type=Path, default=Path("runs/bench-store"), help="folder for corpora")
     parser.add_argument("--task", default="chemprot")
-    parser.add_argument("--passages", type=int, default=REAL_PASSAGES, help="real ones, rounded to whole shards; 0: none")
+    parser.add_argument("--passages", type=int, default=REAL_PASSAGES, help="real ones, rounded to whole files; 0: none")
     parser.add_argument("--synthetic", type=int, help="passages; 0: none. 1,000,000 by default, 100,000 invented ones without --data")
     parser.add_argument("--limits", nargs="+", type=int, default=[50, 500, 5000], metavar="K")
     parser.add_argument(

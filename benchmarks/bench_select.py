@@ -1,7 +1,7 @@
 """CPU seconds of whole processes: `cramlm select` beside a bm25s script for the same job (select_peer.py).
 
     python benchmarks/bench_select.py                       # 421,140 passages, ChemProt's training texts, K = 500
-    python benchmarks/bench_select.py --shards 1 --repeats 1
+    python benchmarks/bench_select.py --corpus-files 1 --repeats 1
     python benchmarks/bench_select.py --synthetic 10000000  # cramlm alone on synthetic passages; 20 GB of disk
 
 Both sides load their index, tokenize, search for every training text, make the union of the best K and write its texts to disk. cramlm
@@ -40,13 +40,13 @@ def main() -> None:
     """Measure both sides in turn, print and write the results."""
     arguments = parse_arguments()
     train = arguments.data / "tasks" / arguments.task / "train.jsonl"
-    shards = sorted((arguments.data / "corpus").glob("*.jsonl.zst"))[: arguments.shards]
-    folder, label = arguments.store / f"select-{len(shards)}", "real"
+    files = sorted((arguments.data / "corpus").glob("*.jsonl.zst"))[: arguments.corpus_files]
+    folder, label = arguments.store / f"select-{len(files)}", "real"
     if arguments.synthetic:
-        source = Bootstrap(shards)
-        shards = write_corpus(source, arguments.synthetic, arguments.store / f"synthetic-{source.settings['kind']}-{arguments.synthetic}")
+        source = Bootstrap(files)
+        files = write_corpus(source, arguments.synthetic, arguments.store / f"synthetic-{source.settings['kind']}-{arguments.synthetic}")
         folder, label = arguments.store / f"select-synthetic-{arguments.synthetic}", f"synthetic ({source.settings['kind']})"
-    build = [sys.executable, "-m", "cramlm", "index", *map(str, shards), "--out", str(folder / "index")]
+    build = [sys.executable, "-m", "cramlm", "index", *map(str, files), "--out", str(folder / "index")]
     subprocess.run(build, check=True)  # not in this process: the memory of a child includes its parent's at the start
     commands: dict[str, Callable[[Path], list[str]]] = {"cramlm": lambda out: ours(folder / "index", train, arguments.top_k, out)}
     missing = {}
@@ -95,7 +95,7 @@ def main() -> None:
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
     measured: dict[str, Any] = {"benchmark": "select", "corpus": label, "date": date, "passages": passages}
     measured |= {"task": arguments.task, "top_k": arguments.top_k, "processes": rows, "missing": missing}
-    if arguments.shards is None:
+    if arguments.corpus_files is None:
         save(measured, synthetic=bool(arguments.synthetic))
     print(json.dumps(measured))
 
@@ -155,7 +155,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--store", type=Path, default=Path("runs/bench-store"))
     parser.add_argument("--task", default="chemprot")
     parser.add_argument("--top-k", type=int, default=500)
-    parser.add_argument("--shards", type=int, help="number of corpus files to use (default: all)")
+    parser.add_argument("--corpus-files", type=int, help="number of corpus files to use (default: all)")
     parser.add_argument("--synthetic", type=int, default=0, metavar="N", help="so many synthetic passages instead, without the peer")
     parser.add_argument("--repeats", type=int, default=3)
     return parser.parse_args()

@@ -1,13 +1,13 @@
-"""Cost and content of the selection for each task: seconds, size, KL divergence to the task, sources.
+"""Measure the selection of each task: seconds, size, KL divergence from the task, sources.
 
     python benchmarks/bench_selection.py --data ../shared/data --top-k 50
-    python benchmarks/bench_selection.py --data ../shared/data --shards 1 --retrievers bm25 dsir random --set max_tokens=1M
+    python benchmarks/bench_selection.py --data ../shared/data --corpus-files 1 --retrievers bm25 dsir random --set max_tokens=1M
 
 For every task in --data: the corpus is read and indexed once (the task's own corpus if OWN_CORPUS has one), then passages are selected
 for the training texts, without overlap with dev and test. Seconds are CPU seconds and wall-clock time of the selection with an existing
-index, including decontamination, report and writing. Tokens are estimated from the characters (see report.json); "KL" is the KL
-reduction (retrieval/statistics.py). Retrievers are named by kind, each with the `--set` settings that it has; DSIR and random need a limit,
-by default the size of the BM25 selection of the same task.
+index, including decontamination, report and writing. Tokens are estimated from the characters (see report.json); KL
+reduction is defined in retrieval/statistics.py. --retrievers lists kinds; each gets the --set settings that it has. DSIR and random need a
+limit; the default is the size of the previous selection of the same task.
 
 Prints a table and, as the last line, one JSON object; a run over the whole corpus with BM25 alone writes benchmarks/results/selection.json.
 """
@@ -34,7 +34,7 @@ RESULTS = Path(__file__).parent / "results" / "selection.json"
 
 
 def main() -> None:
-    """Select for every task, print and write the results."""
+    """Select passages for every task; print and write the results."""
     arguments = parse_arguments()
     warm_up(arguments)
     opened: dict[str, tuple[Corpus, Bm25Index]] = {}
@@ -47,16 +47,16 @@ def main() -> None:
         for kind in arguments.retrievers:
             rows.append(measure(arguments, task, kind, *opened[source], like=rows[-1] if rows and rows[-1]["task"] == task else None))
     print_table(rows)
-    if arguments.shards is None and arguments.retrievers == ["bm25"]:
+    if arguments.corpus_files is None and arguments.retrievers == ["bm25"]:
         RESULTS.parent.mkdir(exist_ok=True)
         RESULTS.write_text(json.dumps({"top_k": arguments.top_k, "rows": rows}, indent=1, ensure_ascii=False) + "\n", "utf-8")
     print(json.dumps({"benchmark": "selection", "top_k": arguments.top_k, "rows": rows}, ensure_ascii=False))
 
 
 def corpus_files(arguments: argparse.Namespace, source: str) -> tuple[str, ...]:
-    """Return the file, or the first `--shards` files of a folder."""
+    """Return the file, or the first `--corpus-files` files of a folder."""
     path = arguments.data / source
-    return (str(path),) if path.is_file() else tuple(map(str, sorted(path.glob("*.jsonl.zst"))[: arguments.shards]))
+    return (str(path),) if path.is_file() else tuple(map(str, sorted(path.glob("*.jsonl.zst"))[: arguments.corpus_files]))
 
 
 def retriever_config(arguments: argparse.Namespace, kind: str, like: dict[str, Any] | None) -> RetrieverConfig:
@@ -71,7 +71,7 @@ def retriever_config(arguments: argparse.Namespace, kind: str, like: dict[str, A
 def measure(
     arguments: argparse.Namespace, name: str, kind: str, corpus: Corpus, index: Bm25Index, *, like: dict[str, Any] | None
 ) -> dict[str, Any]:
-    """Return the row of a task."""
+    """Select passages for a task and return the row of the table. like: an earlier row, for the limit."""
     folder = arguments.data / "tasks" / name
     files = {split: str(folder / f"{split}.jsonl") for split in ("train", "dev", "test")}
     task = read_task(TaskConfig(**files), seed=13)
@@ -109,20 +109,20 @@ def warm_up(arguments: argparse.Namespace) -> None:
 
 
 def print_table(rows: list[dict[str, Any]]) -> None:
-    """Markdown, a row per task."""
+    """Print a Markdown table with a row per task and retriever."""
     names = (
         "task",
-        "by",
+        "retriever",
         "texts (distinct)",
         "CPU s",
         "wall s",
         "passages",
-        "held-out dropped",
+        "dropped (held-out text)",
         "words",
         "MB",
         "tokens, about",
-        "nearer by",
-        "most from",
+        "KL reduction",
+        "largest sources",
     )
     print(f"| {' | '.join(names)} |")
     print(f"|{'---|' * len(names)}")
@@ -154,7 +154,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--top-k", type=int, default=50)
     parser.add_argument("--retrievers", nargs="+", default=["bm25"], help="kinds; bm25 first if the others are to select as much text")
     parser.add_argument("--set", nargs="+", default=[], metavar="SETTING=VALUE", help="settings of the retrievers, like max_tokens=1M")
-    parser.add_argument("--shards", type=int, help="number of corpus files to use (default: all)")
+    parser.add_argument("--corpus-files", type=int, help="number of corpus files to use (default: all)")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--tasks", nargs="+", help="default: all in --data")
     arguments = parser.parse_args()

@@ -31,14 +31,14 @@ class LuceneResults:
 
 @dataclass(frozen=True)
 class Lucene:
-    """Lucene in a Java process; `folder` has the class file and the exchanged data."""
+    """Lucene in a Java process. folder: for the class file and the files through which both processes exchange data."""
 
     jar: Path
     folder: Path
 
     @staticmethod
     def compile(folder: Path) -> Lucene:
-        """Raises FileNotFoundError if Java or the jar is missing, saying which."""
+        """Compile the Java class into `folder`. Raises FileNotFoundError if Java or the jar is missing."""
         named = os.environ.get("LUCENE_JAR")
         jars = [Path(named)] if named else sorted(FETCHED.glob("*.jar"))
         if not jars or not jars[-1].is_file():
@@ -50,14 +50,14 @@ class Lucene:
         return Lucene(jars[-1], folder)
 
     def index(self, terms: Path, index: Path) -> tuple[str, int, float]:
-        """Index a text file, one text a line, into one segment. Lucene's version, the number of texts, CPU seconds."""
+        """Index a text file with one text per line, into one segment; return Lucene's version, the number of texts and CPU seconds."""
         version, documents, seconds = self._run("index", terms, index).split()
         return version, int(documents), float(seconds)
 
     def search(self, index: Path, batches: Sequence[tuple[Sequence[Sequence[str]], int]], *, warm_up: int = 0) -> list[LuceneResults]:
-        """For each batch of queries (lists of terms, joined by OR) and its limit, the best documents of every query.
+        """Return for each batch, (queries, limit), the best documents of every query. A query is a list of terms joined by OR.
 
-        The first `warm_up` queries of the first batch are searched once before, unmeasured: Java compiles what it has seen run.
+        The first `warm_up` queries of the first batch are searched once before, without measuring, so that Java compiles the code.
         """
         arguments: list[object] = []
         for number, (queries, limit) in enumerate(batches):

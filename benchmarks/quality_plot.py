@@ -1,4 +1,4 @@
-"""The README's plot of mean scores over the number of labels: a panel per group of tasks, a line per model.
+"""Plot the README's mean scores over the number of labels: a panel per group of tasks, a line per model.
 
     python benchmarks/quality_plot.py trained-2e13flops
 
@@ -29,7 +29,7 @@ STYLES: Final = {
 
 
 def curves(measured: Mapping[str, Any], group: str) -> dict[str, dict[str, float]]:
-    """Mean macro-F1 on test in percent over the tasks of a group, by arm and number of labels, where every task was measured."""
+    """Return the mean macro-F1 on test, in percent, of a group of tasks by arm and number of labels; only where every task was measured."""
     found = {
         arm: {labels: 100 * mean.macro for labels in COUNTS if (mean := group_mean(measured["tasks"], group, labels, arm)) is not None}
         for arm in STYLES

@@ -6,7 +6,7 @@
 Two kinds. *bootstrap*: passages of 40 to 276 words (158 on average), each made of runs of 20 to 44 consecutive words from one neighbourhood
 of a real corpus, so that a passage has one subject. A real corpus has new words at any size, a bootstrapped one would not.
 So every word that occurs at most 10 times in the source is replaced by a pseudo-word sampled from an unbounded Zipf law, whose exponent is
-the inverse of the source's Heaps exponent and whose offset gives as many different words as were replaced. `corpus.json` beside the shards
+the inverse of the source's Heaps exponent and whose offset gives as many different words as were replaced. `corpus.json` beside the files
 has both. (Fitted on 421,140 real passages: exponent 0.547; different terms after 71 million: 515,000 real, 524,000 synthetic; exponent 0.50
 from 100 to 400 million; 47 and 50 % of them occur once.) *invented*: all words are sampled from such a law, for machines without the data.
 
@@ -39,7 +39,7 @@ Integers: TypeAlias = npt.NDArray[np.int64]
 Hashes: TypeAlias = npt.NDArray[np.uint64]
 
 FORMAT: Final = 1  # increase it when equal settings give other passages
-SHARD: Final = 100_000
+FILE_PASSAGES: Final = 100_000
 BATCH: Final = 8192
 FEWEST_WORDS, MOST_WORDS = 40, 276
 RUN_WORDS: Final = 30
@@ -65,23 +65,23 @@ class Source(Protocol):
 
 
 def write_corpus(source: Source, passages: int, out: Path, *, order: Order = "shuffled", level: int = 1) -> list[Path]:
-    """Write shards of 100,000 passages to `out`, unless it has shards of the same settings. Memory is bounded."""
+    """Write files of 100,000 passages to `out`, unless it has files of the same settings. Memory is bounded."""
     settings = {"format": FORMAT, "passages": passages, "order": order, **source.settings}
     note = out / "corpus.json"
-    shards = [out / f"synthetic-{number:04d}.jsonl.zst" for number in range(-(-passages // SHARD))]
+    files = [out / f"synthetic-{number:04d}.jsonl.zst" for number in range(-(-passages // FILE_PASSAGES))]
     if note.is_file() and json.loads(note.read_bytes())["settings"] == settings:
-        return shards
+        return files
     out.mkdir(parents=True, exist_ok=True)
     note.unlink(missing_ok=True)
     numbers = np.arange(passages) if order == "topics" else np.random.default_rng(source.settings["seed"]).permutation(passages)
     began = time.process_time()
-    for path, first in zip(shards, range(0, passages, SHARD), strict=True):
+    for path, first in zip(files, range(0, passages, FILE_PASSAGES), strict=True):
         with path.open("wb") as file, zstandard.ZstdCompressor(level=level).stream_writer(file) as writer:
-            for part in _batches(numbers[first : first + SHARD]):
+            for part in _batches(numbers[first : first + FILE_PASSAGES]):
                 writer.write(b"".join(_lines(*source.passages(part, passages), part)))
     seconds = time.process_time() - began
     note.write_text(json.dumps({"settings": settings, **source.describe(), "cpu_seconds": round(seconds, 2)}, indent=1) + "\n", "utf-8")
-    return shards
+    return files
 
 
 def _batches(numbers: Integers) -> Iterator[Integers]:
@@ -351,8 +351,8 @@ def main() -> None:
     source: Source = (
         Invented(seed=arguments.seed) if arguments.no_data else Bootstrap(files, seed=arguments.seed, most=arguments.source_passages)
     )
-    shards = write_corpus(source, arguments.passages, arguments.out, order=arguments.order)
-    print(f"{arguments.passages:,} passages in {len(shards)} shards: {arguments.out}", file=sys.stderr)
+    files = write_corpus(source, arguments.passages, arguments.out, order=arguments.order)
+    print(f"{arguments.passages:,} passages in {len(files)} files: {arguments.out}", file=sys.stderr)
     print((arguments.out / "corpus.json").read_text("utf-8"))
 
 

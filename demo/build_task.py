@@ -224,15 +224,15 @@ def write(parts: dict[str, list[Piece]], out: Path) -> dict[str, Any]:
     for name in ("train", "dev", "test", "all_labels"):
         rows = [json.dumps({"text": piece.opening, "label": piece.package}, ensure_ascii=False) + "\n" for piece in parts[name]]
         (temporary / f"{name}.jsonl").write_text("".join(rows), "utf-8")
-    shard: list[bytes] = []
-    shards, size = 0, 0
+    lines: list[bytes] = []
+    files, size = 0, 0
     for number, piece in enumerate(parts["corpus"], start=1):
-        shard.append(json.dumps({"id": str(number), "text": piece.text, "source": piece.package}, ensure_ascii=False).encode() + b"\n")
-        size += len(shard[-1])
-        if sum(map(len, shard)) > FILE_BYTES or number == len(parts["corpus"]):
-            compressed = zstandard.ZstdCompressor(level=6, write_checksum=True).compress(b"".join(shard))
-            (temporary / "corpus" / f"{shards:02}.jsonl.zst").write_bytes(compressed)
-            shards, shard = shards + 1, []
+        lines.append(json.dumps({"id": str(number), "text": piece.text, "source": piece.package}, ensure_ascii=False).encode() + b"\n")
+        size += len(lines[-1])
+        if sum(map(len, lines)) > FILE_BYTES or number == len(parts["corpus"]):
+            compressed = zstandard.ZstdCompressor(level=6, write_checksum=True).compress(b"".join(lines))
+            (temporary / "corpus" / f"{files:02}.jsonl.zst").write_bytes(compressed)
+            files, lines = files + 1, []
     counts = {
         "texts": {name: len(part) for name, part in parts.items()},
         "corpus_megabytes": round(size / 1e6, 1),

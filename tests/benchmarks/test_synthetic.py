@@ -34,8 +34,8 @@ def source(request: pytest.FixtureRequest, tmp_path: Path) -> Source:
     return Bootstrap([source_file(tmp_path)], seed=5) if request.param == "bootstrap" else Invented(seed=5)
 
 
-def read_rows(shards: list[Path]) -> list[dict[str, str]]:
-    content = b"".join(zstandard.ZstdDecompressor().stream_reader(shard.read_bytes()).read() for shard in shards)
+def read_rows(files: list[Path]) -> list[dict[str, str]]:
+    content = b"".join(zstandard.ZstdDecompressor().stream_reader(file.read_bytes()).read() for file in files)
     return [json.loads(line) for line in content.splitlines()]
 
 
