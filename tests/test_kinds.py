@@ -1,4 +1,4 @@
-"""Texts with several labels, and with numbers, through the public command: fit, evaluate, predict, and what transformers makes of it."""
+"""Multi-label tasks and regressions on the command line, from fit to serve, compared with transformers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def rows_of(kind: str, count: int, seed: int) -> Iterator[dict[str, Any]]:
 
 
 def fit(folder: Path, paths: dict[str, str], kind: str) -> str:
-    """What `cramlm fit` prints, which leaves a run without raw text in run/."""
+    """Run `cramlm fit` without raw text into run/; return what it prints."""
     config = tiny_config(paths, corpus=None, retriever=None, precision="fp32", tokens_per_second=50_000.0, baseline={"c": [3.0]})
     config["encoder"]["embedding_init"] = "random"
     config["task"]["kind"] = kind
@@ -58,7 +58,7 @@ def fit(folder: Path, paths: dict[str, str], kind: str) -> str:
 
 @pytest.fixture(scope="module", params=KINDS)
 def fitted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    """A kind of task, and a folder with data/, run.toml and what `cramlm fit --config` left in run/."""
+    """A kind of task, and a folder with data/, run.toml and the run of `cramlm fit --config` in run/."""
     kind, folder = request.param, tmp_path_factory.mktemp("kind")
     paths = write_task(folder / "data", documents=10)
     for seed, (split, count) in enumerate((("train", 48), ("dev", 16), ("test", 16))):

@@ -202,8 +202,8 @@ class CramEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn i
         """Return `checked_texts` of X. Raises InvalidInput also if it has pairs and `fit` had single texts, or the other way round."""
         texts, pairs = checked_texts(X, "X"), self._model().trained_on_pairs
         if pairs is not None and texts.are_pairs != pairs:
-            given, expected = ("single texts", "pairs: two columns") if pairs else ("pairs", "single texts: one column")
-            raise InvalidInput(f"X holds {given}, and this model was fitted on {expected}")
+            actual, expected = ("single texts", "pairs: two columns") if pairs else ("pairs", "single texts: one column")
+            raise InvalidInput(f"X holds {actual}, and this model was fitted on {expected}")
         return texts
 
     def save(self, path: str | Path) -> Path:

@@ -20,7 +20,7 @@ from cramlm.storage.artifacts import MANIFEST
 from jsonl import read_jsonl, write_labelled
 from tiny_task import TOPICS
 
-PARTS = {"static": "static", "combined": "encoder"}  # the second is that of `embed`
+PARTS = {"static": "static", "combined": "encoder"}  # part of the model -> part that `embed` uses
 TEXTS = ["the old ship was near the harbour", "a path from the valley to the summit", "", "tide reef, and a stone cabin"]
 
 

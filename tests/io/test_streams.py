@@ -1,3 +1,5 @@
+"""Reading bytes and lines of compressed and damaged files, and expanding folders and globs to files."""
+
 import bz2
 import gzip
 import hashlib

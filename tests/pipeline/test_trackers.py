@@ -39,7 +39,7 @@ def config() -> RunConfig:
 
 @pytest.fixture
 def run(tmp_path: Path, config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A run's folder as far as trackers read it; whatever a tracker keeps elsewhere is kept below."""
+    """The files of a run that trackers read. Trackers write below `tmp_path`."""
     folder = tmp_path / "mine"
     folder.mkdir()
     recorder = Recorder.begin(folder, config)
@@ -168,7 +168,7 @@ def test_weights_and_biases_works_offline(run: Path) -> None:
 
 
 def test_a_missing_tracker_package_gives_one_line_with_the_command(run: Path, config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "wandb", None)  # what the import system itself does for a module that is not to be found
+    monkeypatch.setitem(sys.modules, "wandb", None)  # None: importing it raises ImportError
     with pytest.raises(EnvironmentFault, match=r"^wandb: .*; pip install wandb$"):
         replay("wandb", run, silent)
     with (

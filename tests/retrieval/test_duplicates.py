@@ -1,3 +1,5 @@
+"""Near-duplicates in a selection: those that a comparison of all pairs finds."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -18,7 +20,7 @@ BASE = invented_texts(60, seed=61, words=(60, 90))
 
 
 def changed(text: str, words: int) -> str:
-    """The text with so many words at its end replaced."""
+    """Return the text with its last `words` words replaced."""
     kept = text.split()[:-words]
     return " ".join([*kept, *(f"new{number}" for number in range(words))])
 
@@ -78,7 +80,7 @@ def test_dropped_passages_are_those_of_comparing_all_pairs(threshold: float) -> 
     assert 20 < len(kept) < 160
 
 
-def test_near_duplicates_of_a_selection_are_listed_with_their_twins_and_replaced(tmp_path: Path) -> None:
+def test_near_duplicates_of_a_selection_are_listed_and_replaced(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path, [*BASE, *(changed(text, 2) for text in BASE[:20])])
     selection = select((corpus, None), make_task(["x"], [BASE[3]]), tmp_path / "out", RandomConfig(max_documents=58, near_duplicates=0.8))
     dropped = [row for row in read_jsonl(tmp_path / "out" / "dropped.jsonl") if row["position"] not in (3, 63)]  # those of a dev text

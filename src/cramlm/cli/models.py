@@ -430,19 +430,19 @@ def label_next(
     if (repeated := columns.most_common(1)[0])[1] > 1:
         raise UsageError(f"two columns of the output would be named {repeated[0]!r}; give the column of texts or of labels another name")
     task = task_of(folder)
-    known = [] if task is None else [*task.train, *task.dev, *task.test]
+    labelled_rows = [] if task is None else [*task.train, *task.dev, *task.test]
     for name in labelled or ():
-        known += read_examples(name, replace(row_format, id_column=None))
+        labelled_rows += read_examples(name, replace(row_format, id_column=None))
     examples = read_examples(file, row_format)
     predictor = load_predictor(folder, model_part=model_part)
     if separator is not None and predictor.kind == "multi-label":
         raise UsageError(
             f"{out}: for several labels an empty cell means no label, so that a row left empty is not found; pass -o FILE.jsonl"
         )
-    found = choose(predictor, examples, count, labelled=known, seed=seed)
-    unknown = "; the model is not in a run, so texts that it was trained on are not recognized (--labelled)" if not known else ""
+    choice = choose(predictor, examples, count, labelled=labelled_rows, seed=seed)
+    unknown = "; the model is not in a run, so texts that it was trained on are not recognized (--labelled)" if not labelled_rows else ""
     message = (
-        f"{len(found.chosen):,} of {len(examples):,} texts; left out: {found.labelled:,} labelled already, {found.repeated:,} repeated"
+        f"{len(choice.chosen):,} of {len(examples):,} texts; left out: {choice.labelled:,} labelled already, {choice.repeated:,} repeated"
     )
     print(f"{message}{unknown}", file=sys.stderr)
     rows = [
@@ -454,7 +454,7 @@ def label_next(
             "predicted": each.predicted,
             "margin": round(each.margin, 4),
         }
-        for each in found.chosen
+        for each in choice.chosen
     ]
     content = "".join(json_lines(rows)) if separator is None else table_of(rows, separator)
     if out is None:

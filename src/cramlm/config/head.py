@@ -85,12 +85,12 @@ class PromptConfig(FrozenModel):
     @field_validator("words", mode="before")
     @classmethod
     def _words_are_texts(cls, words: Any) -> Any:
-        """One message in place of one for each alternative of the type."""
-        for label, given in words.items() if isinstance(words, dict) else ():
-            entries = given if isinstance(given, list | tuple) else [given]
+        """Raise one error instead of one for each alternative of the type."""
+        for label, value in words.items() if isinstance(words, dict) else ():
+            entries = value if isinstance(value, list | tuple) else [value]
             alternatives = [word for entry in entries for word in (entry if isinstance(entry, list | tuple) else [entry])]
             if not all(isinstance(word, str) for word in alternatives):
-                raise ValueError(f"label {label!r}: expected a word, a list of words, or a list of these for each {{mask}}, got {given!r}")
+                raise ValueError(f"label {label!r}: expected a word, a list of words, or a list of these for each {{mask}}, got {value!r}")
         return words
 
     @model_validator(mode="after")

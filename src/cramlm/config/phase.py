@@ -27,7 +27,7 @@ class OptimizerConfig(FrozenModel):
 
 
 class ScheduleConfig(FrozenModel):
-    """linear: warm-up, then decay to 0. wsd: warm-up, constant, then decay to 0 over the last `decay_fraction` of the steps. All linear."""
+    """linear: linear warm-up, then linear decay to 0. wsd: constant in between; decays over the last `decay_fraction` of the steps."""
 
     kind: Literal["linear", "wsd"] = "wsd"
     warmup_fraction: float = Field(0.05, ge=0, le=0.5)
@@ -55,8 +55,8 @@ class PhaseConfig(FrozenModel):
         description="maximum passes if the planner sets the steps; None = limited by the budget alone, and in phases on labels alone by 10 "
         "to 60 passes, depending on the number of texts",
     )
-    external: int = Field(0, ge=0, description="external : task, first number (rho_1)")
-    task: int = Field(1, ge=0, description="external : task, second number")
+    external: int = Field(0, ge=0, description="external text in the ratio external : task (rho_1)")
+    task: int = Field(1, ge=0, description="task text in the ratio external : task")
     mixing: Literal["interleaved", "blended"] = Field(
         "blended",
         description="interleaved: batches of either text alternate (the paper); blended: each batch has both, in this ratio of tokens",
@@ -167,13 +167,13 @@ class PhaseConfig(FrozenModel):
 
     @property
     def row_length(self) -> int:
-        """`max_length`, once the planner has set it."""
+        """`max_length`, which the planner has set."""
         assert self.max_length is not None, f"phase {self.name}: max_length is resolved before training"
         return self.max_length
 
     @property
     def text_length(self) -> int:
-        """Maximum length of a sampled sequence, in tokens, so that it fits into a row after every term."""
+        """Maximum tokens of a sampled sequence; it fits into a row even after a term has added tokens to it."""
         return min(term.text_length(self.row_length, self.masking) for term in self.terms)
 
     @property
@@ -184,8 +184,8 @@ class PhaseConfig(FrozenModel):
     @property
     def needs_words(self) -> bool:
         """True if a term or the masking needs word boundaries."""
-        by_masks = self.masking.kind in ("whole-word", "span", "phrase")
-        return any(term.needs_words or (term.masks and by_masks) for term in self.terms)
+        masks_words = self.masking.kind in ("whole-word", "span", "phrase")
+        return any(term.needs_words or (term.masks and masks_words) for term in self.terms)
 
     @property
     def needs_token_labels(self) -> bool:
@@ -204,7 +204,7 @@ def linear_teachers(phase: PhaseConfig) -> tuple[Distil, ...]:
 
 
 def check_order(phases: Sequence[PhaseConfig]) -> None:
-    """Raise ValueError if a phase refers to one that does not precede it or lacks what is needed."""
+    """Raise ValueError if a phase refers to a phase that is not an earlier one, or that lacks the terms that it needs."""
     earlier: dict[str, PhaseConfig] = {}
     for phase in phases:
         references = [("masking.scores_of", phase.masking.scores_of)]

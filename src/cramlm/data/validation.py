@@ -137,9 +137,9 @@ def check_corpus(train: LabelledFile, held_out: Sequence[LabelledFile], corpus: 
         yield Finding(overlap.split_example_id, "notice", "in-corpus", message)
     corpus.release()
     sample = [corpus.text(int(position)) for position in np.unique(np.linspace(0, len(corpus) - 1, SAMPLE).astype(np.int64))]
-    known = {word for text in sample for word in segment(text)}
+    corpus_words = {word for text in sample for word in segment(text)}
     words = Counter(word for example in train.examples for word in segment(example.whole_text))
-    share = sum(count for word, count in words.items() if word in known) / max(1, words.total())
+    share = sum(count for word, count in words.items() if word in corpus_words) / max(1, words.total())
     if share < KNOWN_WORDS:
         message = f"{share:.0%} of the training words occur in {len(sample):,} of its passages; it may be in another language"
         yield Finding(str(corpus.path), "notice", "foreign-corpus", message)

@@ -304,12 +304,12 @@ def gold_labels(examples: Sequence[Example]) -> list[str]:
     return labels
 
 
-def check_labels(kind: TaskKind, known: Sequence[str], examples: Sequence[Example], *, origin: str, remedy: str) -> None:
-    """Raise DataError with the first label that is not in `known`, its row in `origin`, and what to do other than drop it."""
+def check_labels(kind: TaskKind, labels: Sequence[str], examples: Sequence[Example], *, origin: str, remedy: str) -> None:
+    """Raise DataError with the first label that is not in `labels`, its row in `origin`, and what to do other than drop it."""
     for example in examples:
-        unknown = [] if example.label is None else [name for name in RULES[kind].names(example.label) if name not in known]
+        unknown = [] if example.label is None else [name for name in RULES[kind].names(example.label) if name not in labels]
         if unknown:
-            shown = ", ".join(map(repr, known[:10])) + (", ..." if len(known) > 10 else "")
+            shown = ", ".join(map(repr, labels[:10])) + (", ..." if len(labels) > 10 else "")
             raise DataError(f"{origin}:{example.id}: label {unknown[0]!r} is none of the model's ({shown}); drop the row, or {remedy}")
 
 
@@ -319,7 +319,7 @@ def main_metric(kind: TaskKind) -> str:
 
 
 def require_single_label(kind: TaskKind, what: str, instead: str) -> None:
-    """Raises UsageError if the task is not a classification. what: the operation that needs one. instead: the remedy."""
+    """Raise UsageError unless the task is a classification. what: the operation. instead: the remedy."""
     if kind != "classification":
         raise UsageError(f"{what} is for texts of one label each, and this is a {kind} task; {instead}")
 

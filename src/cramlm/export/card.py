@@ -226,11 +226,11 @@ def _parts(provenance: Mapping[str, Any], phases: Sequence[PhaseConfig]) -> list
             ("for the training texts, each held out of its fit", [(phase, term) for phase, term in linear if term.on == "task"]),
         ]
         models = config.get("teacher", {}).get("models") or ("static",)
-        known = ", ".join(_LINEAR[name] for name in models if name != "bayes" or kind == "classification")
-        known = known.replace("logistic", "ridge") if kind == "regression" else known
+        teacher = ", ".join(_LINEAR[name] for name in models if name != "bayes" or kind == "classification")
+        teacher = teacher.replace("logistic", "ridge") if kind == "regression" else teacher
         parts_of_text = " and ".join(f"{subject} ({_weights(of)})" for subject, of in subjects if of)
         named = " and on the words of the labels' names" if kind == "classification" and config.get("task", {}).get("label_names") else ""
-        text = f"Linear teacher: {known}, fitted on the training texts{named}. The encoder uses its {soft_labels}"
+        text = f"Linear teacher: {teacher}, fitted on the training texts{named}. The encoder uses its {soft_labels}"
         parts.append(Part("a linear teacher", f"{text} {parts_of_text}."))
     if linear and config.get("teacher", {}).get("mark_passages"):
         text = "Markers in passages: pieces of the raw text got markers like those of the training texts before the teacher labelled them."

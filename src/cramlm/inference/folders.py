@@ -81,7 +81,7 @@ def run_of(path: Path) -> Path | None:
 def columns_of(
     model: Path, text: str | None = None, text_pair: str | None = None, label: str | None = None, separator: str | None = None
 ) -> RowFormat:
-    """Return the columns to read for a model: those that are given; for None those of the files that it was trained on, or the default
+    """Return the columns to read for a model: those that are passed; for None those of the files that it was trained on, or the default
     ones if neither its folder nor its run names them.
 
     Raises:
@@ -91,8 +91,8 @@ def columns_of(
     folders = (model, *([] if run is None else [run / EXPORT]))
     tasks = [(read_provenance(folder).get("config") or {}).get("task") or {} for folder in folders]
     trained = next((task for task in tasks if "text_column" in task), {})
-    given = {"text_column": text, "text_pair_column": text_pair, "label_column": label, "label_separator": separator}
-    values: dict[str, Any] = {name: trained.get(name) if value is None else value for name, value in given.items()}
+    passed = {"text_column": text, "text_pair_column": text_pair, "label_column": label, "label_separator": separator}
+    values: dict[str, Any] = {name: trained.get(name) if value is None else value for name, value in passed.items()}
     return RowFormat(**{name: value for name, value in values.items() if value is not None})
 
 

@@ -146,8 +146,8 @@ class OnnxPredictor(EncoderPredictor):
 
     def _sequences(self, tokenizer: Any, texts: Sequence[str], pairs: Sequence[str | None] | None) -> list[list[int]]:
         """Token ids of each text, [CLS] and [SEP] included."""
-        given = [None] * len(texts) if pairs is None else pairs
-        inputs = [text if pair is None else (text, pair) for text, pair in zip(texts, given, strict=True)]
+        second_texts = [None] * len(texts) if pairs is None else pairs
+        inputs = [text if pair is None else (text, pair) for text, pair in zip(texts, second_texts, strict=True)]
         sequences: list[list[int]] = []
         for start in range(0, len(inputs), _CHUNK):
             try:

@@ -1,7 +1,7 @@
 """The stages `plan` and `schedule`, and `cramlm plan`.
 
-plan: measure this machine, forecast the cost of the run, bound the text to retrieve. schedule: the steps of every phase from its tokens
-and the remaining time; between phases the steps of the remaining ones again.
+plan: measure this machine, forecast the cost of the run, limit the text to retrieve. schedule: set the steps of every phase from the
+tokens and the remaining time, and after each phase those of the remaining phases again.
 """
 
 from __future__ import annotations
@@ -75,10 +75,10 @@ PLANNED_BY = {"budget", "tokens_per_second", "encoder", "head", "tokenizer", "re
 _SCHEDULED_BY = {"budget", "tokens_per_second", "encoder", "head"}  # not the measured speed, which always differs
 _MEASURED = {"encoder", "head", "tokenizer", "threads", "device"}  # what the speed depends on
 MEASUREMENT_SHARE = 0.015  # of a time budget, for each of the two measurements; at most `_MAX_SECONDS` seconds
-_MAX_SECONDS = 1.2  # it is measured again after tokenizing
-_FORECAST_SECONDS = 0.3  # for each measurement if the budget is no time: only the forecast of the run's duration depends on the speed
+_MAX_SECONDS = 1.2  # the speed is measured again after tokenizing
+_FORECAST_SECONDS = 0.3  # for each measurement without a time budget: then the speed is used only to forecast the duration
 _LONGEST_STEP = 3.0  # seconds; `cramlm plan` and a dry run estimate the speed of longer steps
-_NOMINAL_SECONDS = 100.0  # measure for `cramlm plan` as for a budget of so many seconds
+_NOMINAL_SECONDS = 100.0  # `cramlm plan` measures as for a budget of so many seconds
 _MEASUREMENT_LASTS = 86_400.0  # seconds
 _BUSY_LASTS = 600.0  # seconds, if other processes took much of the CPU time
 _MEASUREMENT_FORMAT = 1  # increase when the same machine and config are measured otherwise
@@ -133,9 +133,10 @@ def plan(run: RunContext) -> RunPlan:
 
 
 def refuse_small_budget(run: RunContext) -> None:
-    """Refuse, before anything is fitted or measured, a budget that is too small whatever the speed of this machine; a run with a plan has
-    passed. A budget of operations does not depend on the speed, and a budget of time is too small without time to train. Phases of fixed
-    length are no reason to refuse (`beyond_budget`).
+    """Raise UsageError for a budget that is too small at any speed of this machine, before anything is fitted or measured.
+
+    A budget of operations does not depend on the speed; a budget of time is too small if no time is left to train. A run that has a plan is
+    not checked again. Phases of fixed length are not refused (`beyond_budget` warns of them).
 
     Raises:
         UsageError: as `forecast_cost`.
@@ -153,8 +154,10 @@ def refuse_small_budget(run: RunContext) -> None:
 
 
 def _measure_or_read(run: RunContext, precision: Precision) -> Machine:
-    """Measure this machine; with a budget of operations, for which the speed is only a forecast, read what an earlier run measured here
-    in the last day, or, if the machine was busy, in the last ten minutes. Such measurements are in the store.
+    """Measure this machine, or read an earlier measurement from the store.
+
+    With a budget of operations the speed is used only to forecast the duration; then a measurement of the last day is read (of the last
+    ten minutes if the machine was busy).
     """
     config, limit = run.config, run.clock.budget
     if config.tokens_per_second is not None or limit.seconds is not None:
@@ -180,7 +183,7 @@ def _measure_or_read(run: RunContext, precision: Precision) -> Machine:
 
 @dataclass(frozen=True, slots=True)
 class RunForecast:
-    """The forecast of a run, or the reason why it would be refused. rough: speed and memory were estimated, not measured."""
+    """The forecast of a run, or the reason why `fit` would refuse it. rough: True if speed and memory were estimated, not measured."""
 
     config: RunConfig
     texts: TextSizes
@@ -189,7 +192,7 @@ class RunForecast:
     rough: bool = False
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON for a table."""
+        """Return plain JSON for a table."""
         encoder, cost = self.config.encoder, self.cost
         name = f"{'BERT ' if encoder.shape == 'bert' else ''}{encoder.layers} x {encoder.hidden}"
         common = {"budget": self.config.budget, "model": name, "vocab_size": self.config.tokenizer.vocab_size, "refused": self.refused}
@@ -261,7 +264,7 @@ def forecast_runs(configs: Sequence[RunConfig], *, emit: Emit) -> list[RunForeca
 
 
 def measure_machine(config: RunConfig, limit: Budget, precision: Precision, *, longest_step: float = math.inf) -> Machine:
-    """Measure a phase with the vocabulary head and one without; with `config.tokens_per_second` one step of each, for its memory.
+    """Measure a phase with the vocabulary head and one without; with `config.tokens_per_second` only the memory of a step of each.
 
     longest_step: seconds; where a step on the CPU takes longer, none is run, and its speed and memory are estimated (`speed.estimate`).
     The number of threads is chosen if the budget is a time and the config leaves it open; otherwise it is the number of cores, so that
@@ -280,7 +283,7 @@ def measure_machine(config: RunConfig, limit: Budget, precision: Precision, *, l
 
 
 def _phase_of_each_kind(phases: Sequence[PhaseConfig]) -> tuple[PhaseConfig, PhaseConfig]:
-    """The first phase with the vocabulary head and the first without; if there is only one kind, its first phase for both."""
+    """Return the first phase with the vocabulary head and the first without it; if all are of one kind, the first phase twice."""
     with_head = next((phase for phase in phases if phase.text_terms), phases[0])
     return with_head, next((phase for phase in phases if not phase.text_terms), with_head)
 
@@ -312,7 +315,7 @@ def _measured(
 
 
 def _setup(config: RunConfig, phase: PhaseConfig, precision: Precision) -> TrainingSetup:
-    """What is measured of a phase; if its row length is open, at the one that most tasks get."""
+    """Return the set-up to measure a phase with; an open row length is set to that of most tasks."""
     fixed = phase if phase.max_length else phase.model_copy(update={"max_length": min(128, config.encoder.max_positions)})
     device = resolve_device(config.device)
     return TrainingSetup(config.encoder, config.head, fixed, config.tokenizer.vocab_size, precision, device=device)
@@ -335,7 +338,7 @@ def _starved(measured: Measurement) -> str:
 
 
 def memory_of(device: torch.device) -> int | None:
-    """Bytes that this process may have resident in all; of a GPU, those that are free there or that PyTorch keeps for this process."""
+    """Return the bytes of memory that this process can use in all; for a GPU, the free bytes and those that PyTorch has reserved."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0]) + torch.cuda.memory_reserved(device)
     free, here = available_memory(), resident_memory()
@@ -343,7 +346,7 @@ def memory_of(device: torch.device) -> int | None:
 
 
 def _free_disk(*folders: Path) -> int:
-    """The smallest number of free bytes on the disks of these folders."""
+    """Return the free bytes of the fullest disk of these folders."""
     existing = [next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists()) for folder in folders]
     return min(shutil.disk_usage(path).free for path in existing)
 
@@ -368,7 +371,7 @@ class Schedule:
 
 
 def phases_in_rows(run: RunContext, text: EncodedTexts) -> tuple[PhaseConfig, ...]:
-    """The phases of the config with the row length that the schedule gives them; the teacher labels pieces of passages of this length."""
+    """Return the phases with the row length of the schedule; the teacher labels pieces of passages of this length."""
     return budget.in_rows(run.config.phases, _row_length(run, _lengths(text.tokenizer, run.task.train, text.prompt)))
 
 
@@ -482,9 +485,9 @@ def _read_schedule(artifact: Artifact) -> Schedule:
 
 
 def _measure_again(run: RunContext, plan: RunPlan, *, rows: int, vocab_size: int, lengths: IntArray) -> tuple[budget.Speed, budget.Speed]:
-    """The speed in tokens per second and per unit of the budget, from updates on sequences of the task's lengths.
+    """Return the speed in tokens per second and in tokens per unit of the budget, measured on sequences of the task's lengths.
 
-    The first is that of the plan unless the budget is a time.
+    Unless the budget is a time, the speed in tokens per second is that of the plan.
     """
     config, seconds, device = run.config, run.clock.budget.seconds, resolve_device(run.config.device)
 
@@ -508,5 +511,5 @@ def _measure_again(run: RunContext, plan: RunPlan, *, rows: int, vocab_size: int
 
 
 def _lengths(tokenizer: Tokenizer, examples: Sequence[Example], prompt: Prompt | None) -> IntArray:
-    """Tokens per sequence with [CLS] and [SEP], not truncated: of each example, or of each example in each pattern."""
+    """Return the untruncated tokens per sequence, [CLS] and [SEP] included: for each example, or for each example in each pattern."""
     return sequences_of(tokenizer, examples, max_length=UNCUT, prompt=prompt).lengths

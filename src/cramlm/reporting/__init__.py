@@ -1,1 +1,1 @@
-"""A run as one self-contained HTML page."""
+"""The report of a run, or of several runs, as one self-contained HTML page."""

@@ -1,4 +1,4 @@
-"""Several runs side by side as plain data: scores with intervals, sign tests, costs, settings that differ."""
+"""The comparison of several runs as plain data: scores with intervals, sign tests, costs, settings that differ."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _SPLITS = ("test", "dev")
 def compare_runs(paths: Sequence[Path]) -> Data:
     """Read the runs at `paths` and compare them with the first one.
 
-    foreign: True if the runs use different task data. scores, labels: None if there is nothing to show. settings: for every setting that
-    differs its value in each run, None if a run does not have it.
+    different_data: True if the runs use different task data. scores, labels: None if there is nothing to show. settings: the
+    values of every setting that differs, one per run, None for a run without it.
 
     Raises:
         ArtifactError: if a folder is not a run, is damaged, or was written by another version. UsageError: if the kinds of task differ.
@@ -31,7 +31,7 @@ def compare_runs(paths: Sequence[Path]) -> Data:
     tasks = [task_used(run.stages) for run in runs.values()]
     return {
         "runs": list(runs),
-        "foreign": any(first[split] != other[split] for first in tasks for other in tasks for split in first.keys() & other.keys()),
+        "different_data": any(first[split] != other[split] for first in tasks for other in tasks for split in first.keys() & other.keys()),
         "unfinished": [name for name in runs if name not in scored],
         "scores": _scores(scored) if scored else None,
         "labels": _labels(scored),
@@ -48,7 +48,7 @@ def sign_test(one: int, other: int) -> float:
 
 
 def names_of(paths: Sequence[Path]) -> list[str]:
-    """Return folder names, or, if they are not unique, paths without the folders that all have at their start and end."""
+    """Return the names of folders; if they are not unique, their paths without the parts that all share at the start and the end."""
     parts = [path.resolve().parts for path in paths]
     different = set(parts)
     names = [each[-1] for each in parts]
@@ -60,7 +60,7 @@ def names_of(paths: Sequence[Path]) -> list[str]:
 
 
 def _shared(rows: Iterable[Sequence[str]]) -> int:
-    """Return how many items all rows have in common at their start."""
+    """Return the length of the longest common prefix of the rows."""
     return sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, zip(*rows, strict=False)))
 
 
@@ -78,7 +78,10 @@ def _split_of(runs: Mapping[str, RunRecord]) -> str:
 
 
 def _scores(runs: Mapping[str, RunRecord]) -> Data:
-    """own: scores of a run's model by split. recommended: by the verdict of the run. against: the first run on `split`; not of numbers."""
+    """Return the scores of the runs, and of their linear models in the chart.
+
+    For each run, own: scores by split. recommended: the model that its verdict recommends. against: the sign test against the first run.
+    """
     split, kind = _split_of(runs), _kind_of(runs)
     main, second = main_metric(kind), KINDS[kind].table_metrics[0]
     estimates = [_estimate(name, run.own_scores[split], main, emphasised=True) for name, run in runs.items()]
@@ -108,7 +111,7 @@ def _estimate(name: str, scores: Json, metric: str, *, emphasised: bool) -> Esti
 
 
 def _linear_models(runs: Mapping[str, RunRecord], split: str) -> dict[str, Json]:
-    """Return the scores of each linear model that is not a run itself, from the first run of each task that fitted it."""
+    """Return for each task the scores of the linear models that are not runs themselves, from the first run that fitted them."""
     scores: dict[str, Json] = {}
     seen: set[tuple[str, str]] = {(run.config.model, str(task_used(run.stages))) for run in runs.values()}
     several = len({task for _, task in seen}) > 1
@@ -122,8 +125,9 @@ def _linear_models(runs: Mapping[str, RunRecord], split: str) -> dict[str, Json]
 
 
 def _against(run: RunRecord, first: RunRecord, split: str) -> Data | None:
-    """Return the numbers of rows that only one of both models predicts correctly, and the p of a sign test; None for the first run itself,
-    another task, and a regression.
+    """Return how many rows only this run and only the first run predicts correctly, and the p of a sign test.
+
+    None for the first run itself, for other task data, and for a regression.
     """
     if run is first or task_used(run.stages) != task_used(first.stages) or run.config.task.kind == "regression":
         return None
@@ -134,7 +138,7 @@ def _against(run: RunRecord, first: RunRecord, split: str) -> Data | None:
 
 
 def _labels(runs: Mapping[str, RunRecord]) -> Data | None:
-    """Return the scores of each label by run. first: those of the first run."""
+    """Return the scores of each label by run; None unless several runs have the same labels. first: the scores of the first run."""
     if len(runs) < 2 or _kind_of(runs) == "regression":
         return None
     if len({tuple(run.scores["labels"]) for run in runs.values() if run.scores is not None}) > 1:

@@ -441,7 +441,7 @@ def _search(
             continue  # equal terms, equal hits
         last, distinct = hits, distinct + 1
         for rank, (document, score) in enumerate(zip(hits.documents, hits.score.tolist(), strict=True)):
-            if (known := best.get(document)) is None or (rank, number) < known[:2]:
+            if (previous := best.get(document)) is None or (rank, number) < previous[:2]:
                 best[document] = rank, number, score
     return best, QueryCounts(len(texts), distinct, answered, empty, reasons.total()), reasons
 

@@ -102,8 +102,8 @@ def measure(hits: Hits, query_ids: Sequence[str], qrels: Mapping[str, Mapping[st
 
     judged = {query: dict(qrels[query]) for query in query_ids if query in qrels}
     if not judged:
-        known, own = next(iter(qrels)), next(iter(query_ids), "none")
-        raise UsageError(f"the judgements are for other queries, like {brief(known)}, not for {brief(own)}; check the ids (--id-column)")
+        other, own = next(iter(qrels)), next(iter(query_ids), "none")
+        raise UsageError(f"the judgements are for other queries, like {brief(other)}, not for {brief(own)}; check the ids (--id-column)")
     run = {
         query: dict(zip(ids, scores.tolist(), strict=True))
         for query, ids, scores in zip(query_ids, hits.ids, hits.scores, strict=True)

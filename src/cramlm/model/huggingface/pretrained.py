@@ -113,9 +113,9 @@ def with_encoder_of(pretrained: Pretrained, config: RunConfig) -> RunConfig:
         UsageError: as `start_from`.
     """
     own, tokenizer = pretrained.encoder, TokenizerConfig(vocab_size=pretrained.tokenizer.vocab_size)
-    for section, given, of_folder in (("encoder", config.encoder, own), ("tokenizer", config.tokenizer, tokenizer)):
-        if given not in (type(given)(), of_folder):
-            settings, stored = (each.model_dump() for each in (given, of_folder))
+    for section, setting, of_folder in (("encoder", config.encoder, own), ("tokenizer", config.tokenizer, tokenizer)):
+        if setting not in (type(setting)(), of_folder):
+            settings, stored = (each.model_dump() for each in (setting, of_folder))
             field = next(name for name, value in settings.items() if value != stored[name])
             theirs = f"the weights in {pretrained.folder} have {stored[field]!r}"
             if section == "tokenizer":
