@@ -94,7 +94,7 @@ def _outlook(rows: list[dict[str, Any]]) -> list[str]:
         return ["", "Fewer than three sizes: nothing is fitted."]
     lines = [
         "",
-        "## Beyond",
+        "## Extrapolation",
         "",
         f"| what | per million passages | {' | '.join(_power(size) for size in FURTHER)} | largest error of the fit |",
     ]
@@ -107,10 +107,10 @@ def _outlook(rows: list[dict[str, Any]]) -> list[str]:
             lines.append(f"| {kind}: {name} | {format_value(1e6 * fitted['b'])} | {cells} | {fitted['largest_error']:.0%} |")
     lines += [
         "",
-        "Calculated, not measured: a + b * N through the three largest sizes, on the same cores. It assumes that cost stays linear, as",
-        "there; that the disk is as fast as here when files no longer fit into memory; that passages stay as long; and that the vocabulary",
-        "goes on growing as the synthetic one does (exponent 0.5), so that terms in memory grow more slowly than the line says. A fixed",
-        "task finds at most queries * K documents, so that selecting grows more slowly than the line, too.",
+        "Calculated, not measured: a + b * N through the three largest sizes, on the same cores. It assumes that cost stays linear,",
+        "that the disk is as fast when files no longer fit into memory, that passages stay as long, and that the vocabulary keeps",
+        "growing as the synthetic one does (exponent 0.5). The lines are too high where growth is slower: terms in memory grow as",
+        "the vocabulary does, and a fixed task finds at most queries * K documents.",
     ]
     return lines
 
