@@ -320,7 +320,7 @@ class RunConfig(FrozenModel):
 
     @property
     def word_settings(self) -> dict[str, Any]:
-        """What the words of a text depend on, for the keys of stages; empty with the defaults."""
+        """The settings that determine the words of a text, for the keys of stages; empty with the defaults."""
         return {} if self.diacritics == "keep" else {"diacritics": self.diacritics}
 
     @property

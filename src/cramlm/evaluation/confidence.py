@@ -105,7 +105,7 @@ class CoverageCurve:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Confidence:
-    """How confident a model's predictions are. labels: in the order of its probabilities. dev, test: the curves; test is for reports only,
+    """The calibrated confidence of a model. labels: in the order of its probabilities. dev, test: the curves; test is for reports only,
     and None without test texts.
     """
 

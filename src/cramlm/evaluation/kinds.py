@@ -57,7 +57,7 @@ ScoreArray = npt.NDArray[np.float64]
 
 
 class AnyScores(Protocol):
-    """What the scores of every kind of task have in common."""
+    """The interface of the scores of every kind of task."""
 
     @property
     def rows(self) -> int:
@@ -88,10 +88,10 @@ class Kind(Protocol):
         """Rows of bf16 logits whose prediction may be another in fp32, (n,)."""
 
     def negative_log_prior(self, train_labels: Sequence[str], names: Sequence[str]) -> npt.NDArray[np.float64]:
-        """What cancels the label frequencies of the training texts when it is added to the logits, (labels,)."""
+        """Return minus the log label frequencies of the training texts, (labels,); added to logits, they cancel the prior."""
 
     def predictions(self, outputs: FloatArray, names: Sequence[str]) -> list[AnyPrediction]:
-        """The predictions as objects for the user."""
+        """Return the predictions as objects for the user."""
 
     def predicted_labels(self, outputs: FloatArray, names: Sequence[str]) -> list[str]:
         """The predictions as labels of `Example`."""

@@ -45,7 +45,7 @@ class Adjustment:
 
 
 def logit_adjustments(task: Task, taus: Sequence[float] = TAUS) -> dict[float, FloatArray]:
-    """What is added to the logits for each tau, float32 (labels,). Numbers have no prior: their only adjustment is 0.
+    """Return the adjustment of the logits for each tau, float32 (labels,). Numbers have no prior: their only adjustment is 0.
 
     Label frequencies are those of the training texts, with one more text for every label.
     """

@@ -124,7 +124,7 @@ def _of_sequences(
     pad_id: int,
     batch_tokens: int,
 ) -> FloatArray:
-    """What `head` makes of the hidden states, float32 (sequences, width), in the given order."""
+    """Return the output of `head` for the hidden states, float32 (sequences, width), in the order of the sequences."""
     import torch  # here: linear models use this module without it
 
     from cramlm.model.model import PackedBatch, autocast

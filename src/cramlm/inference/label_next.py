@@ -137,7 +137,7 @@ def spread(vectors: Any, weights: npt.NDArray[np.float64], count: int, *, seed: 
 
 
 def _vectors(predictor: BasePredictor, examples: Sequence[Example]) -> Any:
-    """What texts are compared by: the encoder's vectors; the features of a linear model, also of one beside an ONNX graph."""
+    """Return the vectors by which texts are compared: of the encoder, or the features of a linear model (or one beside an ONNX graph)."""
     texts, pairs = _columns(examples)
     linear = predictor
     if isinstance(predictor, CombinedPredictor) and isinstance(predictor.encoder, OnnxPredictor) and predictor.models.linear:

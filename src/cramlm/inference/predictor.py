@@ -141,7 +141,7 @@ class Predictor(EncoderPredictor):
 
     @property
     def pooling(self) -> Pooling:
-        """How the hidden states of a text become its vector: that of [CLS], or the mean over its tokens, [CLS] and [SEP] included."""
+        """The pooling of hidden states to a text vector: that of [CLS], or the mean over the tokens, [CLS] and [SEP] included."""
         return self._loaded.model.head_config.pooling
 
     @property

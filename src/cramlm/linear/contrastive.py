@@ -53,7 +53,7 @@ Texts: TypeAlias = Sequence[tuple[Int32Array, IntArray]]
 
 
 def training_settings() -> dict[str, float]:
-    """What the vectors of a corpus depend on."""
+    """Return the settings on which the vectors of a corpus depend, for the key of the stage."""
     return {
         "batch": BATCH,
         "min_batches": MIN_BATCHES,

@@ -27,9 +27,11 @@ NAIVE_BAYES: Final = "naive-bayes"
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Of a regression (linear/solvers.py). c: inverse L2 regularization. class_weights: balanced gives each label the same total
-    weight. vector_weight: length of the text vector beside a TF-IDF row of length 1; 0 without text vectors. unlabelled_weight: of all
-    unlabelled texts together, as a multiple of the number of labelled ones; 0 without self-training (linear/self_training.py).
+    """The settings of a regression (linear/solvers.py).
+
+    c: inverse L2 regularization. class_weights: balanced gives each label the same total weight. vector_weight: length
+    of the text vector beside a TF-IDF row of length 1; 0 without text vectors. unlabelled_weight: weight of all unlabelled texts together,
+    as a multiple of the number of labelled ones; 0 without self-training (linear/self_training.py).
     """
 
     scheme: Scheme
@@ -52,8 +54,10 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class BayesSetting:
-    """Of naive Bayes (linear/bayes.py). passage_weight: of a passage; a labelled text has 1. scale: factor of a text's log-likelihood; its
-    words are not independent, so that the sum over them is too confident.
+    """The settings of naive Bayes (linear/bayes.py).
+
+    passage_weight: weight of a passage; a labelled text has 1. scale: factor of a text's log-likelihood; its words are
+    not independent, so that the sum over them is too confident.
     """
 
     passage_weight: float

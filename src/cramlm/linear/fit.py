@@ -154,7 +154,7 @@ class TaskFeatures:
 
     @functools.cached_property
     def _vectors(self) -> tuple[FloatArray, FloatArray] | None:
-        """Of whole texts."""
+        """Return the vectors of whole texts, of train and of dev."""
         if self._word_vectors is None:
             return None
         train, dev = map(self._word_vectors.trained.of, self._whole)
@@ -205,7 +205,7 @@ class TaskFeatures:
 
 @dataclass(frozen=True, slots=True)
 class SearchSpace:
-    """What is searched. c: inverse regularizations. metric: the dev score that decides. seed: of samples and solvers."""
+    """The space of settings to search. c: inverse regularizations. metric: the dev score that decides. seed: of samples and solvers."""
 
     c: tuple[float, ...]
     metric: str
@@ -351,7 +351,7 @@ class DevCandidates(Generic[AnySetting]):
         return candidate
 
     def adjustment(self, candidate: Candidate[AnySetting]) -> FloatArray:
-        """What the candidate's tau adds to logits, float32 (labels,)."""
+        """Return the adjustment of the logits by the candidate's tau, float32 (labels,)."""
         return self._adjustments[candidate.tau]
 
     def distinct_predictions(self) -> npt.NDArray[Any]:
@@ -359,7 +359,7 @@ class DevCandidates(Generic[AnySetting]):
         return distinct_rows(np.concatenate(self._predictions))
 
     def message(self, candidate: Candidate[AnySetting]) -> str:
-        """What users read about the chosen candidate."""
+        """Return the message about the chosen candidate."""
         adjusted = f", logit adjustment tau = {candidate.tau:g}" if self._has_prior else ""
         score = f"{METRIC_NAMES[self._metric]} {format_metric(self._metric, candidate.score)}"
         held_out = f" and {self._held_out:,} training texts out of fold" if self._held_out else ""
@@ -561,7 +561,7 @@ class Spans:
         return span
 
     def _inner_products(self, vector_weight: float) -> tuple[FloatArray, FloatArray]:
-        """Of the training rows, (n, n), and of the dev rows with them, (m, n); new arrays."""
+        """Return the inner products of the training rows, (n, n), and of dev rows with training rows, (m, n); new arrays."""
         rows = self.rows
         if rows.vectors is None:
             return inner_products(rows.train, rows.train), inner_products(rows.dev, rows.train)

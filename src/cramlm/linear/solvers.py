@@ -114,7 +114,7 @@ class Solver(Protocol):
         """
 
     def prior_odds(self, targets: Any, *, outputs: int) -> npt.NDArray[np.float64]:
-        """What the frequencies of labels contribute to the odds that a model with uniform class weights predicts, (outputs,)."""
+        """Return the log-odds of the label frequencies, (outputs,), which a model with uniform class weights learns."""
 
 
 class ClassificationSolver(Solver):
@@ -263,7 +263,7 @@ class Coordinates:
 
     @classmethod
     def of(cls, gram: FloatArray) -> Coordinates:
-        """From the inner products of the training rows, (n, n), whose diagonal is overwritten."""
+        """Return the coordinates for inner products of the training rows, (n, n), whose diagonal is overwritten."""
         jitter, indices = _JITTER, np.diag_indices_from(gram)
         diagonal = gram[indices].copy()
         while True:

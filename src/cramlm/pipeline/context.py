@@ -181,8 +181,8 @@ def threads_of(config: RunConfig) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RunContext:
-    """What every stage of a run reads. folder: of the run; store: of the corpora and indexes that runs share. stop: returns an exit code
-    after a signal. pretrained: the weights to start from.
+    """The inputs that every stage of a run can read. folder: of the run. store: folder of the corpora and indexes that runs share. stop:
+    returns an exit code after a signal. pretrained: the weights to start from.
     """
 
     config: RunConfig

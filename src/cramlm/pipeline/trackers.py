@@ -126,7 +126,7 @@ def final_scores(run: Path) -> dict[str, float]:
 
 
 def open_tracker(name: str, run: Path, config: RunConfig, *, replaced_from: int | None = None) -> Tracker:
-    """Raises UsageError or EnvironmentFault like `follow`.
+    """Open a tracker; raise UsageError or EnvironmentFault like `follow`.
 
     replaced_from: points of earlier calls that TensorBoard keeps in the run's folder are replaced from this step on (None = all are kept);
     the other trackers make a new run for each call.

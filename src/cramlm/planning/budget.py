@@ -194,7 +194,7 @@ def minimum_amount(phases: Sequence[PhaseConfig], sizes: Sizes, speed: Speed) ->
 
 
 def phase_amount(phase: PhaseConfig, sizes: Sizes, speed: Speed) -> float:
-    """What a planned phase takes of the budget, dev evaluations included."""
+    """Return the part of the budget that a planned phase takes, evaluations on dev included."""
     assert phase.steps is not None, "phase_amount comes after plan_phases"
     return _cost(phase, phase.steps, sizes, speed)
 
@@ -233,7 +233,7 @@ def _cost(phase: PhaseConfig, steps: int, sizes: Sizes, speed: Speed) -> float:
 
 
 def _share_beside_text(phase: PhaseConfig, amount: float, sizes: Sizes, speed: Speed) -> float:
-    """How much of `amount` a phase without the vocabulary head may take if there are phases with it."""
+    """Return the most that a phase without the vocabulary head may take of `amount` if there are phases with it."""
     if phase.external:
         return FINETUNE_SHARE * amount
     few = _cost(phase, _steps_for_passes(phase, sizes, FEW_PASSES), sizes, speed)
@@ -241,7 +241,7 @@ def _share_beside_text(phase: PhaseConfig, amount: float, sizes: Sizes, speed: S
 
 
 def _minimum_cost(phase: PhaseConfig, sizes: Sizes, speed: Speed) -> float:
-    """What `MIN_STEPS` steps take at most, with the largest number of evaluations."""
+    """Return the most that `MIN_STEPS` steps can take, with the largest number of evaluations."""
     steps, evaluation = (MIN_STEPS + 1) * _amount_per_step(phase, sizes, speed), _evaluation_cost(sizes, speed)
     if phase.evaluate_every is not None:
         return steps + _evaluations(phase, MIN_STEPS + 1, sizes, speed) * evaluation

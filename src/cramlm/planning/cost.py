@@ -51,12 +51,12 @@ class Machine:
 
     @property
     def speed(self) -> budget.Speed:
-        """In tokens per second."""
+        """The training speed in tokens per second."""
         return budget.Speed(self.joint.tokens_per_second, self.finetune.tokens_per_second)
 
     @property
     def speed_per_flop(self) -> budget.Speed:
-        """In tokens per floating-point operation."""
+        """The training speed in tokens per floating-point operation."""
         return budget.Speed(1 / self.joint.flops_per_token, 1 / self.finetune.flops_per_token)
 
     def times(self, ranks: int) -> Machine:
@@ -188,7 +188,7 @@ def preparing_seconds(corpus_bytes: int, threads: int) -> float:
 
 
 def check_least_time(limit: Budget, corpus_bytes: int, threads: int) -> None:
-    """Raises UsageError if a budget of time does not suffice for the raw text and for what follows training, whatever training takes."""
+    """Raise UsageError if a budget of time is too short to read the raw text and to export, without any training."""
     least = preparing_seconds(corpus_bytes, threads) + _LOADING
     if limit.seconds is not None and least >= limit.seconds:
         what = f"reading and counting {size(corpus_bytes)} of raw text and the export take" if corpus_bytes else "the export takes"
@@ -205,9 +205,7 @@ def _enlarged(limit: Budget, missing: float) -> str:
 
 
 def check_resources(cost: CostForecast, *, memory: int | None, gpu_memory: int | None, disk: int, folder: object) -> None:
-    """Raises EnvironmentFault if the run needs more memory than is available, here or on its GPU, or more disk than is free where it is
-    written.
-    """
+    """Raise EnvironmentFault if the run needs more memory, GPU memory or disk space than is available."""
     for needed, available, whose in ((cost.memory, memory, ""), (cost.gpu_memory, gpu_memory, " on the GPU")):
         if needed is not None and available is not None and needed > available:
             raise EnvironmentFault(

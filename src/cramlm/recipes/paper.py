@@ -118,7 +118,7 @@ class PaperRecipe(Recipe):
 
 
 def settings_by_labels(labelled: int) -> PaperTask:
-    """What a task that is none of the paper's eight gets, by its number of labelled texts, at the usual length of 128.
+    """Return the settings for a task that is not one of the paper's eight, by its number of labelled texts, with texts of 128 tokens.
 
     Under 1,000 the settings of HyperPartisan (515 texts), under 5,000 (the paper's bound of low-resource tasks) of SciERC (3,219), under
     50,000 of IMDB (20,000), else of AG News (115,000); scored by macro-F1.

@@ -51,7 +51,7 @@ class PredictRequest(BaseModel):
 
 
 class PredictedText(BaseModel):
-    """What predictions of every kind of task have."""
+    """The fields of the predictions of every kind of task."""
 
     truncated: Annotated[bool, Field(description="True if the text is longer than the model's input, so that its end was cut off.")]
 
@@ -375,7 +375,7 @@ def _check_texts(texts: Sequence[str], pairs: Sequence[str | None], limits: Limi
 
 
 def _check_pairs(pairs: Sequence[str | None], trained_on_pairs: bool | None) -> None:
-    """Raises HTTPException 422 if a request lacks the second texts that the model needs, or reads none. None = unknown."""
+    """Raise HTTPException 422 if second texts are missing, or passed to a model of single texts. trained_on_pairs: None = unknown."""
     if trained_on_pairs is True and None in pairs:
         raise HTTPException(422, "pairs: this model reads pairs of texts; give the second text of each in pairs")
     if trained_on_pairs is False and any(pair is not None for pair in pairs):

@@ -63,7 +63,7 @@ class ServedModel:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """In the order of the outputs."""
+        """The labels in the order of the outputs."""
         return self.predictor.labels
 
     @property

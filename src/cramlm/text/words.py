@@ -106,7 +106,7 @@ def _replacements() -> _Replacements:
 
 
 class _Replacements:
-    """What `segment` makes of each simple character, for the kernel; grows with the characters of the texts."""
+    """A table for the kernel of the result of `segment` for each simple character; it grows with the characters of the texts."""
 
     def __init__(self) -> None:
         self._entry = np.zeros(0x200000, np.int32)  # 0 unknown, -1 not simple, else the number of the replacement

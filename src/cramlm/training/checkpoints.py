@@ -34,7 +34,7 @@ _NAME = re.compile(r"step-(\d{8})")
 
 @dataclass(slots=True)
 class Progress:
-    """How far a phase is; in a checkpoint, everything but tensors. Counts are sums over the steps done.
+    """The progress of a phase: everything in a checkpoint but tensors. Counts are sums over the steps done.
 
     tokens: real tokens. padded_tokens: with padding. seconds: training and dev evaluations, over all the starts of the phase.
     best_step: steps done at the best dev score; None before the first evaluation. device: type of the device that trained last.

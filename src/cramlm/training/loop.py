@@ -59,7 +59,7 @@ Evaluate: TypeAlias = Callable[[Model, int], Mapping[str, float]]
 
 @dataclass(frozen=True, slots=True)
 class DevEvaluation:
-    """How a phase is scored on dev. The metric called `metric` is the one that `keep = "best"` maximises.
+    """The evaluation of a phase on dev. The metric called `metric` is the one that `keep = "best"` maximises.
 
     initial: the score of the weights that the phase starts from, if they have learned the task already; these then compete, since with few
     labels training can only lower it. None: they do not compete.
@@ -105,7 +105,7 @@ class TrainingJob:
 
 @dataclass(frozen=True, slots=True)
 class PhaseResult:
-    """What a phase did; sums are over all its starts.
+    """The result of a phase; sums are over all its starts.
 
     tokens: real tokens. padded_tokens: with padding. seconds: training and dev evaluations. best_step: steps done at the best dev score
     (None without evaluation). paper_flops: 6 x padded tokens x parameters. executed_flops: of the matrix products that ran.

@@ -119,7 +119,7 @@ def choose(
 
 
 def _first_of_each(keys: npt.NDArray[np.floating[Any]], owner: IntArray, count: IntArray) -> IntArray:
-    """Of each owner's elements the `count` with the lowest keys; their indices, rising. owner: rising."""
+    """Return the indices, ascending, of the `count` elements of each owner with the lowest keys. owner: ascending."""
     order = np.lexsort((keys, owner))
     available = np.bincount(owner, minlength=len(count))
     start_of_owner = np.cumsum(available) - available
@@ -147,7 +147,7 @@ def _runs(unit: IntArray, owner: IntArray, mean: float, rng: np.random.Generator
 
 
 def _hidden(unit: IntArray, owner: IntArray, count: IntArray, rng: np.random.Generator, *, cut: bool) -> BoolArray:
-    """Which positions (one unit and owner each) are hidden: units in random order until their owner's count is reached.
+    """Return True for the positions to hide: units in random order until the count of their owner is reached.
 
     cut: only the first positions of the last unit, so that the count is exact; otherwise whole units, those whose middle lies within the
     count, and always the first.

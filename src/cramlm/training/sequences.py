@@ -97,7 +97,7 @@ def _sequence_starts(pool: TokenPool) -> BoolArray:
 
 
 def _continues_word(vocabulary: Sequence[str]) -> BoolArray:
-    """Which entries of the vocabulary continue the word before them."""
+    """Return True for the entries of the vocabulary that continue a word."""
     if any(token.startswith(_SPACES) for token in vocabulary):
         return np.array([token[:1].isalnum() and not token.startswith(_SPACES) for token in vocabulary])
     return np.array([token.startswith(_CONTINUES) and token != _CONTINUES for token in vocabulary])

@@ -337,7 +337,7 @@ def _columns(config: RunConfig) -> dict[str, str]:
 def _provenance(
     run: RunContext, retriever: RetrieverConfig | None, corpus: Corpus | None, selection: SelectedPassages | None, evaluation: Artifact
 ) -> dict[str, Any]:
-    """What the provenance of every exported model contains. retriever: as it was run."""
+    """Return the part of the provenance that all exported models of a run share. retriever: as it was run."""
     splits = {"train": len(run.task.train), "dev": len(run.task.dev), "test": len(run.task.test)}
     return {
         "config": run.config.model_dump(mode="json"),

@@ -142,7 +142,7 @@ def _save(folder: Path, name: str, tokens: Tokens) -> None:
 
 
 def _open(folder: Path, name: str) -> Tokens:
-    """Raises ArtifactError if the arrays do not match."""
+    """Open the tokens of texts; raise ArtifactError if the arrays do not match."""
     ids, offsets = _map(folder / f"{name}-ids.npy"), _map(folder / f"{name}-offsets.npy")
     if offsets.ndim != 1 or len(offsets) == 0 or offsets[0] != 0 or offsets[-1] != len(ids) or (np.diff(offsets) < 0).any():
         raise ArtifactError(f"{folder / name}-offsets.npy: damaged, offsets and ids do not match; delete the folder and run again")

@@ -48,7 +48,7 @@ _STOP_WORDS: Final[dict[str, tuple[str, ...]]] = {"none": (), "english": ENGLISH
 
 @dataclass(frozen=True, slots=True)
 class Analyzer:
-    """What an index does with the terms of a text: leave out stop words, then stem the others. Queries are analyzed in the same way.
+    """The analysis of texts and queries for an index: terms that are stop words are dropped, the others are stemmed.
 
     stop_words: terms, sorted. stemmer: a Snowball algorithm, like "english" or "porter" (needs PyStemmer); "none" = no stemming. A term
     whose stem is not one term is kept as it is. diacritics: "remove" = before stemming (text/characters.py).

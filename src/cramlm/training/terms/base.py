@@ -212,7 +212,7 @@ class VocabularyTerm(PositionTerm):
         return TermLoss(weighted, self.means(each, of, counts))
 
     def flops(self, model: Model, batch: Batch | PackedBatch) -> float:
-        """Of the vocabulary head on the predicted positions."""
+        """Return the operations of the vocabulary head on the predicted positions."""
         return 2.0 * len(batch.masked) * model.encoder_config.embedding_width * (model.encoder_config.hidden + model.vocab_size)
 
 
@@ -234,7 +234,7 @@ class TokenHeadTerm(PositionTerm):
         return TermLoss((each * weights).sum(), self.means(each.detach(), of, counts))
 
     def flops(self, model: Model, batch: Batch | PackedBatch) -> float:
-        """Of the token head."""
+        """Return the operations of the token head."""
         hidden = model.encoder_config.hidden
         return 2.0 * len(batch.masked) * hidden * (hidden + 1)
 

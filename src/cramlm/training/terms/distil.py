@@ -46,7 +46,7 @@ class SoftLabels(LabelTerm):
 
 
 def soft_losses(kind: TaskKind, logits: Tensor, soft_labels: Tensor) -> Tensor:
-    """Of logits (S, labels), float32: the part of each label in the loss of a sequence, (S, labels)."""
+    """Return the part of each label in the loss of each sequence, (S, labels), for logits (S, labels), float32."""
     match kind:
         case "classification":
             return -(soft_labels * torch.log_softmax(logits, -1))

@@ -35,7 +35,7 @@ class ReplacedTokenDetection(PositionTerm):
 
     @property
     def weights(self) -> Mapping[str, float]:
-        """Of the generator's means and of detection, by origin."""
+        """The weights of the generator's means and of detection, by origin."""
         detection = {f"detection_{origin}": config.weight * config.detection_weight for origin, config in self.configs.items()}
         return {**super().weights, **detection}
 
@@ -76,7 +76,7 @@ class ReplacedTokenDetection(PositionTerm):
         return TermLoss(total, means)
 
     def flops(self, model: Model, batch: Batch | PackedBatch) -> float:
-        """Of the generator's encoder and vocabulary head, and of detection."""
+        """Return the operations of the generator's encoder and vocabulary head, and of detection."""
         if not len(batch.masked):
             return 0.0
         rows, length = batch.token_ids.shape
