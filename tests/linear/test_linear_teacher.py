@@ -16,7 +16,7 @@ from cramlm.linear.files import Scheme, Setting
 from cramlm.linear.fit import SearchSpace, fit_linear
 from cramlm.linear.model import LinearModel, beside
 from cramlm.linear.solvers import SOLVERS, Coefficients
-from cramlm.linear.teacher import FOLDS, Teacher, aligned, folds, label_counts, out_of_fold_labels
+from cramlm.linear.teacher import FOLDS, Teacher, align_distribution, folds, label_counts, out_of_fold_labels
 from cramlm.linear.word_vectors import WordVectors
 from cramlm.records import Example, FloatArray, Scale, Task
 
@@ -186,14 +186,14 @@ def test_vectors_predict_the_label_of_words_that_no_training_text_has() -> None:
 def test_aligned_soft_labels_have_the_frequencies_of_the_training_labels() -> None:
     foreign = np.random.default_rng(0).dirichlet([8.0, 1.0, 1.0], 5000).astype(np.float32)  # four fifths for the first label
     clear = np.array([[0.001, 0.998, 0.001]], dtype=np.float32)
-    found = aligned(np.concatenate([foreign, clear]), np.array([30, 50, 20]))
+    found = align_distribution(np.concatenate([foreign, clear]), np.array([30, 50, 20]))
     np.testing.assert_allclose(found.sum(axis=1), 1, rtol=1e-5)
     np.testing.assert_allclose(found.mean(axis=0), [0.3, 0.5, 0.2], atol=0.15)
     assert found[-1, 1] > 0.99, "what is clear stays clear"
-    assert np.array_equal(aligned(np.full((500, 2), 0.5, np.float32), np.array([7, 7])), np.full((500, 2), 0.5, np.float32))
+    assert np.array_equal(align_distribution(np.full((500, 2), 0.5, np.float32), np.array([7, 7])), np.full((500, 2), 0.5, np.float32))
     few = np.array([[0.9, 0.1], [0.8, 0.2]], dtype=np.float32)
-    np.testing.assert_allclose(aligned(few, np.array([10, 10])), few, atol=0.01)
-    without_text = aligned(np.full((50, 3), 1 / 3, np.float32), np.array([10, 0, 10]))  # a label without a training text
+    np.testing.assert_allclose(align_distribution(few, np.array([10, 10])), few, atol=0.01)
+    without_text = align_distribution(np.full((50, 3), 1 / 3, np.float32), np.array([10, 0, 10]))  # a label without a training text
     np.testing.assert_allclose(without_text, np.tile([0.5, 0, 0.5], (50, 1)), atol=1e-6)
 
 

@@ -2,9 +2,10 @@
 
 Each round estimates the probability of a word given a label from the labelled texts and the passages, which count with `passage_weight`
 and with the label probabilities of the round before. Counts are TF-IDF rows of length 1 (Rennie, Shih, Teevan and Karger 2003), which
-limits the effect of long texts and frequent words. In every round the mean label probabilities of the passages are aligned with the label
-frequencies of the training texts (linear/teacher.py); without this, a frequent topic of the raw text gets most of the passages. Features
-are words, in scripts without spaces pairs or triples of characters; the tokens of the encoder's vocabulary give lower scores (docs/log.md).
+limits the effect of long texts and frequent words. In every round distribution alignment adapts the mean label probabilities of the
+passages to the label frequencies of the training texts (linear/teacher.py); without it, a frequent topic of the raw text gets most of the
+passages. Features are words, in scripts without spaces pairs or triples of characters; the tokens of the encoder's vocabulary give lower
+scores (docs/log.md).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from cramlm.linear.files import BayesSetting
 from cramlm.linear.fit import FEW_TEXTS, DevCandidates, LinearFit, has_too_many_characters, sample_texts
 from cramlm.linear.model import LinearModel
 from cramlm.linear.solvers import SOLVERS, Coefficients
-from cramlm.linear.teacher import aligned, label_counts
+from cramlm.linear.teacher import align_distribution, label_counts
 from cramlm.records import Emit, Event, FloatArray, IntArray, Task, silent
 
 STAGE: Final = "bayes"
@@ -114,7 +115,7 @@ class _Data:
         model = self._model(labelled, setting)
         for _ in range(ROUNDS if setting.passage_weight else 0):
             logits = SOLVERS["classification"].logits("multinomial", model.scores(self.passages))
-            soft = aligned(np.exp(logits), self.label_counts)
+            soft = align_distribution(np.exp(logits), self.label_counts)
             model = self._model(labelled + setting.passage_weight * _LENGTH * np.asarray(self.passages_by_word @ soft), setting)
         return model
 

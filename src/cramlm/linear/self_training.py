@@ -32,7 +32,7 @@ from cramlm.linear.fit import (
 )
 from cramlm.linear.model import LinearModel
 from cramlm.linear.solvers import SOLVERS, on_one_blas_thread
-from cramlm.linear.teacher import Teacher, aligned, label_counts
+from cramlm.linear.teacher import Teacher, align_distribution, label_counts
 from cramlm.linear.word_vectors import CorpusVectors
 from cramlm.records import Emit, Event, Example, FloatArray, Task, silent
 
@@ -131,9 +131,9 @@ def _fit_again(
 def _with_labels(task: Task, unlabelled: Sequence[Example], teacher: Teacher) -> tuple[Task, FloatArray]:
     """The task with the labels of the teacher on unlabelled texts, after the training and label texts; and the weights of all, (n,).
 
-    The mean of the teacher's probabilities is aligned with the label frequencies of the training texts.
+    Distribution alignment adapts the mean of the teacher's probabilities to the label frequencies of the training texts.
     """
-    probabilities = aligned(teacher.soft_labels([example.divided_text for example in unlabelled]), label_counts(task))
+    probabilities = align_distribution(teacher.soft_labels([example.divided_text for example in unlabelled]), label_counts(task))
     labels = [task.labels[number] for number in probabilities.argmax(axis=1).tolist()]
     known = task.with_label_texts.train
     learned = (*known, *(replace(text, label=label) for text, label in zip(unlabelled, labels, strict=True)))

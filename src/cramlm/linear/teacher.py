@@ -4,9 +4,9 @@ the training texts, each by a fit without its fold.
 A small encoder trained on a few hundred labels does not find the lexical cues that logistic regression fits in seconds; co-occurrence
 vectors add which words are similar, naive Bayes the words of unlabelled texts. Their combined probabilities (evaluation/combination.py)
 are targets of the encoder's classifier beside the gold labels: a distribution over the labels, a probability for each label where a text
-may have several, or the number of a regression, standardized like the gold numbers. With few labels the mean of the distributions can be
-aligned with the frequencies of the gold labels (distribution alignment, Berthelot et al. 2020), because the passages were retrieved for the
-training texts. The other kinds of tasks are not aligned: independent probabilities have no common sum to share out, numbers no frequencies.
+may have several, or the number of a regression, standardized like the gold numbers. With few labels distribution alignment (Berthelot et
+al. 2020) adapts their mean to the frequencies of the gold labels, because the passages were retrieved for the training texts. The other
+kinds of tasks have none: independent probabilities have no common sum, numbers no frequencies.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from cramlm.records import BoolArray, Emit, Event, FloatArray, IntArray, Scale, 
 TRAINING_TEXTS_FILE: Final = "task.npy"
 """In the folder of a run's teacher: `out_of_fold_labels`."""
 ALIGNMENT_PRIOR: Final = 100
-"""Weight, in passages, of the gold labels' frequencies in the mean prediction that is aligned with them."""
+"""Weight, in passages, of the gold labels' frequencies in the mean prediction of distribution alignment."""
 _BLOCK: Final = 2_000_000  # characters of texts that are predicted at a time: their matrices have some 30 MB
 
 
@@ -148,14 +148,14 @@ def _out_of_fold(model: LinearModel, task: Task, *, seed: int, threads: int, emi
 
 
 def label_counts(task: Task) -> IntArray:
-    """Training texts of each label of a classification, (labels,)."""
+    """Return the number of training texts of each label of a classification, (labels,)."""
     return np.bincount(SOLVERS["classification"].targets(task), minlength=len(task.labels))
 
 
-def aligned(probabilities: FloatArray, counts: IntArray) -> FloatArray:
-    """Rows (texts, labels) times the ratio of each label's frequency in the training texts to its mean in the rows, normalized again.
+def align_distribution(probabilities: FloatArray, counts: IntArray) -> FloatArray:
+    """Multiply probabilities (texts, labels) by the ratio of each label's frequency in the training texts to its mean; normalize the rows.
 
-    counts: `label_counts`.
+    counts: `label_counts`. Source: distribution alignment, Berthelot et al. 2020, "ReMixMatch".
     """
     prior = counts / counts.sum()
     mean = (probabilities.sum(axis=0) + ALIGNMENT_PRIOR * prior) / (len(probabilities) + ALIGNMENT_PRIOR)

@@ -13,7 +13,7 @@ from cramlm.config.phase import PhaseConfig, linear_teachers
 from cramlm.data.task import task_fingerprint
 from cramlm.evaluation.prediction import outputs_of, predict_logits, sequences_of_texts
 from cramlm.linear.model import LinearModel
-from cramlm.linear.teacher import TRAINING_TEXTS_FILE, Teacher, aligned, label_counts, out_of_fold_labels
+from cramlm.linear.teacher import TRAINING_TEXTS_FILE, Teacher, align_distribution, label_counts, out_of_fold_labels
 from cramlm.model.model import Model
 from cramlm.model.prompts import Prompt, passage_length
 from cramlm.model.tokenizer import Tokenizer, Tokens
@@ -85,7 +85,7 @@ def teach_by_linear_models(run: RunContext, text: EncodedTexts, models: Mapping[
             if whole is not None:
                 labels += np.float32(config.passage_share) * (whole[tokens.source] - labels)
             if config.align_distribution:
-                labels = aligned(labels, label_counts(run.task))
+                labels = align_distribution(labels, label_counts(run.task))
             save_array(target / name, labels)
             messages.append(_message(run.task.kind, "pieces of passages", labels))
         weights = teacher.combination.weights
