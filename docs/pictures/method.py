@@ -70,8 +70,8 @@ def _box(kind: str, left: int, top: int, width: int, height: int, name: str, lin
 
 
 def _arrow(path: str, words: str, place: tuple[int, int]) -> list[str]:
-    drawn = [f'<path d="{path}"/>']
-    return [*drawn, f'<text class="small" x="{place[0]}" y="{place[1]}">{escape(words)}</text>'] if words else drawn
+    parts = [f'<path d="{path}"/>']
+    return [*parts, f'<text class="small" x="{place[0]}" y="{place[1]}">{escape(words)}</text>'] if words else parts
 
 
 if __name__ == "__main__":

@@ -458,8 +458,8 @@ def test_a_blank_query_is_refused_as_in_a_file_of_queries(folder: Path, query: s
 @pytest.mark.parametrize(
     ("query", "reason"),
     [
-        ("the of", "no word of this query is searched for: stop words and signs only"),
-        ("!!!", "no word of this query is searched for: stop words and signs only"),
+        ("the of", "this query has only stop words and punctuation, nothing to search for"),
+        ("!!!", "this query has only stop words and punctuation, nothing to search for"),
         ("zebra", "no passage shares a word with this query"),
     ],
 )

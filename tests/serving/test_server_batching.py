@@ -172,8 +172,8 @@ def responses_of(served: ServedModel, *requests: dict[str, Any]) -> list[httpx.R
 
 
 def test_pairs_are_refused_for_a_checkpoint_that_marks_the_second_text(tiny_export: Path) -> None:
-    marking = ServedModel(Predictor(replace(load_classifier(tiny_export), has_pair_embeddings=True)))
-    alone, pair = responses_of(marking, {"texts": ["a"]}, {"texts": ["a"], "pairs": ["b"]})
+    with_types = ServedModel(Predictor(replace(load_classifier(tiny_export), has_pair_embeddings=True)))
+    alone, pair = responses_of(with_types, {"texts": ["a"]}, {"texts": ["a"], "pairs": ["b"]})
     assert alone.status_code == 200
     assert pair.status_code == 422
     assert "token_type_ids" in pair.json()["error"]

@@ -23,7 +23,7 @@ from cramlm.errors import ArtifactError, DataError
 from cramlm.model.model import Model
 from cramlm.records import Event
 from cramlm.training.ranks import ALONE, Ranks, Stop, never
-from cramlm.training.sequences import shard
+from cramlm.training.sequences import share_of_batch
 from ranks import error_messages, exit_codes, start_ranks
 
 PHASE = make_phase(steps=12, checkpoint_every=4, evaluate_every=3, dropout=0.2)
@@ -134,7 +134,7 @@ def test_any_phase_and_model_on_several_ranks_has_the_losses_of_one_process(
 @pytest.mark.parametrize("ranks", [2, 3, 5, 40])
 def test_every_row_is_computed_by_one_rank_and_rows_and_tokens_are_balanced(ranks: int) -> None:
     whole = make_batches(make_phase(batch_size=700)).batch(3)
-    shares = [shard(whole, index, ranks) for index in range(ranks)]
+    shares = [share_of_batch(whole, index, ranks) for index in range(ranks)]
     real = [part for part in shares if len(part.first)]
     assert sum(part.tokens for part in shares) == whole.tokens
     assert sorted(row.tobytes() for part in real for row in part.token_ids) == sorted(row.tobytes() for row in whole.token_ids)

@@ -17,7 +17,7 @@ from cramlm.model.operations import weighted_cross_entropy
 from cramlm.records import Scale
 from cramlm.training.batching import Batches
 from cramlm.training.objective import Losses, gradients, in_parts, objective_of
-from cramlm.training.sequences import shard
+from cramlm.training.sequences import share_of_batch
 
 
 def reference_terms(model: Model, batch: PackedBatch) -> dict[str, Tensor]:
@@ -183,7 +183,7 @@ def test_the_loss_of_several_labels_or_of_numbers_is_torchs_and_the_sum_of_share
     result = objective_of(phase).losses(model, packed)
     assert float(result.means["classify_task"]) == pytest.approx(expected, rel=1e-5)
     counts = objective_of(phase).counts(batch)
-    shares = [objective_of(phase).losses(model, PackedBatch.of(shard(batch, rank, 3)), counts).total for rank in range(3)]
+    shares = [objective_of(phase).losses(model, PackedBatch.of(share_of_batch(batch, rank, 3)), counts).total for rank in range(3)]
     assert float(torch.stack(shares).sum().detach()) == pytest.approx(float(result.total.detach()), rel=1e-5)
 
 
@@ -208,7 +208,7 @@ def test_soft_labels_of_several_labels_or_of_numbers_have_the_loss_of_gold_ones_
     result.total.backward()
     assert all(bool(parameter.grad.isfinite().all()) for parameter in model.parameters() if parameter.grad is not None)
     counts = objective_of(phase).counts(batch)
-    shares = [objective_of(phase).losses(model, PackedBatch.of(shard(batch, rank, 3)), counts).total for rank in range(3)]
+    shares = [objective_of(phase).losses(model, PackedBatch.of(share_of_batch(batch, rank, 3)), counts).total for rank in range(3)]
     assert float(torch.stack(shares).sum().detach()) == pytest.approx(float(result.total.detach()), rel=1e-5)
 
 

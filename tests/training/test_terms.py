@@ -18,7 +18,7 @@ from cramlm.model.model import Model, PackedBatch
 from cramlm.records import Batch
 from cramlm.training.batching import Batches
 from cramlm.training.objective import gradients, in_parts, objective_of
-from cramlm.training.sequences import TokenPool, shard
+from cramlm.training.sequences import TokenPool, share_of_batch
 from cramlm.training.terms.replaced_tokens import replace_tokens, sample_tokens
 
 OBJECTIVES: dict[str, dict[str, Any]] = {
@@ -219,7 +219,7 @@ def test_parts_and_ranks_have_the_losses_and_the_gradient_of_the_whole_batch(obj
     several, summed = of(in_parts(whole, 3))
     assert several == pytest.approx(terms, rel=1e-5)
     torch.testing.assert_close(summed, expected, rtol=1e-3, atol=1e-6)
-    empty = [objective_of(phase).losses(model, PackedBatch.of(shard(whole, index, 16)), counts).total for index in range(16)]
+    empty = [objective_of(phase).losses(model, PackedBatch.of(share_of_batch(whole, index, 16)), counts).total for index in range(16)]
     assert float(sum(empty, torch.zeros(())).detach()) == pytest.approx(terms["loss"], rel=1e-5)
 
 

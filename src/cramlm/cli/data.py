@@ -427,7 +427,7 @@ def search(
         _show_hits(explained, as_json=as_json)
         if not explained:
             has_terms = bool(analyze(query, opened.bm25.analyzer))
-            unused = "no word of this query is searched for: stop words and signs only"
+            unused = "this query has only stop words and punctuation, nothing to search for"
             print("no passage shares a word with this query" if has_terms else unused, file=sys.stderr)
         return
     if qrels is not None:

@@ -407,7 +407,7 @@ def label_next(
     """Choose the texts to label next.
 
     These are texts of low confidence that differ from one another. Writes a row per text, the least certain first, with an empty label to
-    fill in; the columns are those of the training file. Texts that the run has labels of are left out. For several labels per text the
+    fill in; the columns are those of the training file. Texts that are labelled in the run are left out. For several labels per text the
     rows are JSON lines.
 
     Examples:

@@ -299,7 +299,7 @@ SeparatorOption = Annotated[
 ]
 DuplicatesOption = Annotated[
     DuplicateRule,
-    typer.Option("--duplicates", metavar="RULE", help="Drop exact copies, also those that differ in case or signs (words), or none."),
+    typer.Option("--duplicates", metavar="RULE", help="exact: drop copies; words: also if case or punctuation differ; none: keep all."),
 ]
 OnBadRowOption = Annotated[
     BadRowRule, typer.Option("--on-bad-row", metavar="RULE", help="fail at the first bad row, or skip: list it in rejected.jsonl.")
@@ -307,7 +307,10 @@ OnBadRowOption = Annotated[
 OptionalOnBadRow = Annotated[
     BadRowRule | None,
     typer.Option(
-        "--on-bad-row", metavar="RULE", help="fail (default), or skip: leave bad rows out, with a warning.", rich_help_panel=COLUMNS
+        "--on-bad-row",
+        metavar="RULE",
+        help="fail (default), or skip: leave bad rows out, with a warning.",
+        rich_help_panel=COLUMNS,
     ),
 ]
 

@@ -488,7 +488,7 @@ class _Search:
             self._workers.go_on()
             coefficients = fitter(c)
             scores, held_out = coefficients.scores(dev), [predict(c) for predict in predictors]
-            if self._dev_numbers is not None:  # a strong regularization suits correlations, and draws all numbers to their mean
+            if self._dev_numbers is not None:  # a strong regularization suits correlations, and shrinks all numbers towards their mean
                 line = calibrate_numbers(scores, self._dev_numbers)
                 scale = np.float32(line.scale)
                 coefficients = Coefficients(coefficients.weights * scale, coefficients.bias * scale + line.shift)

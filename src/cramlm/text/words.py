@@ -218,11 +218,11 @@ class MeasuredText:
 
     def duplicate_key(self) -> bytes:
         """Return 16 bytes that are equal for texts equal in Unicode NFC with white space collapsed."""
-        return _digest(self._collapsed())
+        return digest(self._collapsed())
 
     def words_key(self) -> bytes:
         """Return 16 bytes that are equal for texts with the same words (`segment`); without words as `duplicate_key`."""
-        return _digest(b" ".join(segment_text(self.text).split()) or self._collapsed())
+        return digest(b" ".join(segment_text(self.text).split()) or self._collapsed())
 
     def _collapsed(self) -> bytes:
         if self._simple is None or (self._simple and not unicodedata.is_normalized("NFC", self.text)):
@@ -316,7 +316,8 @@ def _joins(character: str) -> bool:
     return beyond_basic_plane or 0x1100 <= code < 0x1200 or is_mark(character)
 
 
-def _digest(data: bytes) -> bytes:
+def digest(data: bytes) -> bytes:
+    """Return the digest by which passages and ids are compared, 16 bytes."""
     return blake2b(data, digest_size=16).digest()
 
 

@@ -30,7 +30,7 @@ from cramlm.config.phase import PhaseConfig
 from cramlm.model.model import Model, PackedBatch, Precision
 from cramlm.records import Batch
 from cramlm.training.objective import Losses, dropout_of, losses_of, objective_of, summed
-from cramlm.training.sequences import shard
+from cramlm.training.sequences import share_of_batch
 from cramlm.training.terms.base import Counts, VocabularyTerm
 
 _SHAPES: Final = 16  # graphs that are kept; each holds its gradients' work space
@@ -200,7 +200,7 @@ class CapturedGradients:
                 torch.cuda.empty_cache()
 
     def _of_parts(self, batch: Batch, counts: Counts, seed: int) -> Losses:
-        parts = [shard(batch, number, self.parts) for number in range(self.parts)]
+        parts = [share_of_batch(batch, number, self.parts) for number in range(self.parts)]
         losses = [self._of_part(part, counts, seed, number=number) for number, part in enumerate(parts)]
         return losses[0] if len(losses) == 1 else summed(losses)
 

@@ -41,7 +41,7 @@ from cramlm.training.objective import count_parameters, executed_flops, gradient
 from cramlm.training.optimizers import build_optimizer, learning_rate_factor
 from cramlm.training.prefetch import batches_of
 from cramlm.training.ranks import ALONE, Ranks, Stop, never
-from cramlm.training.sequences import shard
+from cramlm.training.sequences import share_of_batch
 
 _TRIMMED_EVERY: Final = 60.0
 """Seconds. The heap grows by 0.3 to 0.6 GB an hour; to trim it takes half a second, with what the next step faults in again."""
@@ -396,7 +396,7 @@ class Updater:
 
     def _start(self, batch: Batch, *, step: int, factor: float, dropout_seed: int) -> Callable[[], Update]:
         optimizer, ranks = self.optimizer, self._ranks
-        own_rows, counts = shard(batch, ranks.index, ranks.count), objective_of(self._phase).counts(batch)
+        own_rows, counts = share_of_batch(batch, ranks.index, ranks.count), objective_of(self._phase).counts(batch)
         if self.device.type != "cpu":
             optimizer.set_factor(factor)
             own = self._captured(own_rows, counts, dropout_seed=dropout_seed)

@@ -34,7 +34,7 @@ from cramlm.model.operations import Dropout
 from cramlm.records import Batch
 from cramlm.training import terms as terms  # registers every term
 from cramlm.training.masking import SpecialIds
-from cramlm.training.sequences import TokenPool, shard
+from cramlm.training.sequences import TokenPool, share_of_batch
 from cramlm.training.terms.base import Counts, LabelTerm, Random, Sampled, TextTerm, terms_of
 
 SEQUENCES = "sequences"
@@ -141,7 +141,7 @@ def objective_of(phase: PhaseConfig) -> Objective:
 def in_parts(batch: Batch, count: int, device: torch.device | str = "cpu") -> list[PackedBatch]:
     """Split the rows of a batch into at most `count` parts, on a device."""
     count = min(count, len(batch.token_ids))
-    return [PackedBatch.of(shard(batch, number, count), device) for number in range(count)]
+    return [PackedBatch.of(share_of_batch(batch, number, count), device) for number in range(count)]
 
 
 def gradients(

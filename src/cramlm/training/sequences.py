@@ -222,7 +222,7 @@ def _first_fit_decreasing(lengths: IntArray, row_length: int) -> tuple[IntArray,
     return row, column, used[used > 0]
 
 
-def shard(batch: Batch, index: int, count: int) -> Batch:
+def share_of_batch(batch: Batch, index: int, count: int) -> Batch:
     """Return the rows of a batch that the rank `index` of `count` computes; each row belongs to exactly one rank.
 
     Numbers of rows differ by at most one, since the cost of a row includes its padding. Real tokens are balanced too: the rows, fullest
