@@ -644,7 +644,7 @@ def _classes(labels: Sequence[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.in
 
 
 def _shown(label: Any) -> str:
-    """A label as it is written in Python: a NumPy scalar without its type."""
+    """Return a label as it is written in Python: a NumPy scalar without its type."""
     return repr(label.item() if isinstance(label, np.generic) else label)
 
 

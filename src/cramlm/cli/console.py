@@ -259,7 +259,7 @@ def show_plans(plans: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _memory(plan: Mapping[str, Any]) -> str:
-    """The memory of a plan, and that of a GPU."""
+    """Return the memory of a plan, and that of a GPU."""
     memory = "unknown" if plan["memory"] is None else f"{'~' if plan['rough'] else ''}{size(plan['memory'])}"
     return memory if plan["gpu_memory"] is None else f"{memory} + {size(plan['gpu_memory'])} GPU"
 

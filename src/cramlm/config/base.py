@@ -67,7 +67,7 @@ class Budget:
     flops: float | None = None
 
     def nominal_flops(self, *, on_gpu: bool) -> float:
-        """The operations, or an estimate of those that fit into the time, used to choose a model size."""
+        """Return the operations, or an estimate of those that fit into the time, used to choose a model size."""
         return self.flops or (self.seconds or 0.0) * (NOMINAL_GPU_FLOPS if on_gpu else NOMINAL_FLOPS)
 
 

@@ -106,7 +106,7 @@ class PartPlan:
         return store / "parts" / self.name
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON, from which `from_dict` makes the plan again."""
+        """Return plain JSON, from which `from_dict` makes the plan again."""
         return {"config": self.config.model_dump(mode="json"), "files": [_plain(stamp) for stamp in self.stamps]}
 
     @staticmethod
@@ -490,7 +490,7 @@ class Part:
         return Part(path, artifact.fingerprint, _content(path, dropped), first, buffer, offsets, kept, columns)
 
     def __len__(self) -> int:
-        """Number of kept passages."""
+        """Return the number of kept passages."""
         return len(self.offsets) - 1 if self.kept is None else len(self.kept)
 
     def release(self) -> None:

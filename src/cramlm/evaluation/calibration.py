@@ -51,7 +51,7 @@ class Calibration:
         return _log_softmax(self.scale * _logarithm(probabilities) + self.shift)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values; `from_dict` reads them."""
+        """Return plain JSON values; `from_dict` reads them."""
         return {"scale": self.scale, "shift": list(map(float, self.shift)), "dev_loss": self.loss}
 
     @classmethod

@@ -84,7 +84,7 @@ class CoverageCurve:
         return (0, 0) if index < 0 else (int(self.texts[index]), int(self.right[index]))
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values; `from_dict` reads them."""
+        """Return plain JSON values; `from_dict` reads them."""
         return {"thresholds": self.thresholds.tolist(), "texts": self.texts.tolist(), "right": self.right.tolist()}
 
     @classmethod
@@ -119,7 +119,7 @@ class Confidence:
         return confidence_of(self.calibration, probabilities)
 
     def threshold(self, *, accuracy: float) -> float:
-        """The lowest threshold with at least this accuracy on dev.
+        """Return the lowest threshold with at least this accuracy on dev.
 
         Raises:
             UsageError: if no threshold reaches it, or it is not in (0, 1].
@@ -176,7 +176,7 @@ class ConfidenceFile:
     models: Mapping[str, Confidence]
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values; `from_dict` reads them."""
+        """Return plain JSON values; `from_dict` reads them."""
         models: dict[str, Any] = {}
         for name, each in self.models.items():
             models[name] = {**each.calibration.as_dict(), "dev": each.dev.as_dict()}
@@ -201,7 +201,7 @@ class ConfidenceFile:
         return cls(labels, models)
 
     def only(self, model: str) -> ConfidenceFile:
-        """The same with one model."""
+        """Return the same with one model."""
         return ConfidenceFile(self.labels, {model: self.models[model]})
 
     def save(self, folder: Path) -> None:

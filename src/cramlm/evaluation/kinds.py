@@ -72,7 +72,7 @@ class AnyScores(Protocol):
         """Every metric by its name in `METRIC_NAMES`."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values: the metrics, their intervals and more."""
+        """Return plain JSON values: the metrics, their intervals and more."""
 
 
 class Kind(Protocol):
@@ -94,7 +94,7 @@ class Kind(Protocol):
         """Return the predictions as objects for the user."""
 
     def predicted_labels(self, outputs: FloatArray, names: Sequence[str]) -> list[str]:
-        """The predictions as labels of `Example`."""
+        """Return the predictions as labels of `Example`."""
 
     def score(self, true: Sequence[str], predicted: Sequence[str], names: Sequence[str], outputs: FloatArray | None = None) -> AnyScores:
         """Compare labels of `Example`. outputs: those that `predicted` were made from, for scores of the probabilities."""
@@ -196,7 +196,7 @@ KINDS: Final[dict[TaskKind, Kind]] = {"classification": OneLabelKind(), "multi-l
 
 
 def distinct_rows(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The distinct rows (k, ...) of an array (m, ...), in lexicographic order, as `np.unique(rows, axis=0)` returns them.
+    """Return the distinct rows (k, ...) of an array (m, ...), in lexicographic order, as `np.unique(rows, axis=0)` returns them.
 
     That makes a structured type with a field for each column: with 10,000 texts and 20 labels it takes 4 s, and its result holds 39 MB.
     """
@@ -245,7 +245,7 @@ class DevScorer:
                 return cls(kind, metric, np.array([float(label) for label in true], dtype=np.float64), 1)
 
     def predictions(self, logits: FloatArray) -> npt.NDArray[Any]:
-        """The predictions of logits (n, labels). They are made from the outputs, whose float32 may round close logits to a tie."""
+        """Return the predictions of logits (n, labels). They are made from the outputs, whose float32 may round close logits to a tie."""
         outputs = KINDS[self.kind].outputs(logits)
         match self.kind:
             case "classification":
@@ -257,7 +257,7 @@ class DevScorer:
                 return outputs[:, 0]
 
     def scores(self, predictions: npt.NDArray[Any], rows: IntArray | None = None) -> ScoreArray:
-        """The metric of every candidate (m, n, ...) on some rows (None: all), float64 (m,)."""
+        """Return the metric of every candidate (m, n, ...) on some rows (None: all), float64 (m,)."""
         chosen = slice(None) if rows is None else rows
         truth, step = self.truth[chosen], max(1, _AT_ONCE // max(1, self.truth.size))
         parts = [self._scores(predictions[start : start + step][:, chosen], truth) for start in range(0, len(predictions), step)]
@@ -314,7 +314,7 @@ def check_labels(kind: TaskKind, labels: Sequence[str], examples: Sequence[Examp
 
 
 def main_metric(kind: TaskKind) -> str:
-    """The metric by which models are compared."""
+    """Return the metric by which models are compared."""
     return DEV_METRICS[kind][0]
 
 
@@ -330,7 +330,7 @@ def is_percent(metric: str) -> bool:
 
 
 def format_metric(metric: str, value: float, *, places: int = 1) -> str:
-    """A value as tables show it: shares in percent, correlations with two decimals more, errors in the user's unit."""
+    """Return a value as tables show it: shares in percent, correlations with two decimals more, errors in the user's unit."""
     if is_percent(metric):
         return f"{100 * value:z.{places}f}"
     return f"{value:.4g}" if metric == "rmse" else f"{value:z.{places + 2}f}"  # z: no -0.000

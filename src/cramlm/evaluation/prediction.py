@@ -108,7 +108,7 @@ def predict_logits(model: Model, sequences: Tokens, *, precision: Precision, pad
 
 
 def predict_embeddings(model: Model, sequences: Tokens, *, pad_id: int) -> FloatArray:
-    """The pooled hidden states of each text, float32 (n, hidden), in the given order: the input of the classifier, in fp32."""
+    """Return the pooled hidden states of each text, float32 (n, hidden), in the given order: the input of the classifier, in fp32."""
     assert model.prompt is None, "a model with a prompt pools nothing"
     width = model.encoder_config.hidden
     return _of_sequences(model, sequences, model.pooled, width, precision="fp32", pad_id=pad_id, batch_tokens=BATCH_TOKENS)
@@ -152,7 +152,7 @@ def predict_logits_fast(model: Model, sequences: Tokens, *, pad_id: int) -> Floa
 
 
 def lengths_of(model: Model, sequences: Tokens) -> IntArray:
-    """Tokens of each text, int64 (n,); with a prompt those of its longest pattern."""
+    """Return the tokens of each text, int64 (n,); with a prompt those of its longest pattern."""
     lengths: IntArray = sequences.lengths.reshape(-1, _patterns(model)).max(axis=1)
     return lengths
 

@@ -60,7 +60,7 @@ class HeadShares:
 
 
 def head_shares(model: Model, tokenizer: Tokenizer, examples: Sequence[Example], *, max_length: int) -> HeadShares:
-    """The shares of all heads over the texts or pairs, each truncated to `max_length` tokens; computed in fp32."""
+    """Return the shares of all heads over the texts or pairs, each truncated to `max_length` tokens; computed in fp32."""
     texts, pairs = [example.text for example in examples], [example.text_pair for example in examples]
     sequences = tokenizer.sequences(texts, pairs, max_length=max_length, cut="truncate")
     special_ids = {tokenizer.cls_id, tokenizer.sep_id, *_full_stops(tokenizer)}

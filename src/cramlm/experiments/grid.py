@@ -70,7 +70,7 @@ class Grid:
     rest_unlabelled: bool = False
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """Return plain JSON values."""
         arms = [{"name": arm.name, "source": arm.source, "settings": list(arm.settings)} for arm in self.arms]
         lists = {"seeds": list(self.seeds), "labels": list(self.labels), "corpus": list(self.corpus), "settings": list(self.settings)}
         return {"arms": arms, **lists, "task": dict(self.task), "init": self.init, "budget": self.budget, "preset": self.preset} | (

@@ -138,7 +138,7 @@ class CellResult:
         return not self.flops
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values, without `true` and `predictions`."""
+        """Return plain JSON values, without `true` and `predictions`."""
         values = asdict(self)
         del values["true"], values["predictions"]
         return values
@@ -322,7 +322,7 @@ def _is_combined(arm: str) -> bool:
 
 
 def _combined_result(cell: Cell, scores: Mapping[str, Any]) -> CellResult:
-    """The combination of a run's encoder with its linear models; its costs are those of the run."""
+    """Return the combination of a run's encoder with its linear models; its costs are those of the run."""
     entry = _scores(scores["models"][COMBINED], scores["kind"])
     return replace(_result(cell, scores), arm=f"{cell.arm.name} {COMBINED}", scores=entry)
 

@@ -169,7 +169,7 @@ def _kind(provenance: Mapping[str, Any]) -> TaskKind:
 
 
 def _measured(provenance: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-    """The split that this model is measured on (test if there is one, else dev) and its scores; empty if there are none."""
+    """Return the split that this model is measured on (test if there is one, else dev) and its scores; empty if there are none."""
     models = (provenance.get("scores") or {}).get("models") or {}
     own: Mapping[str, Any] = next(iter(models.values()), {})
     split = "test" if own.get("test") else "dev"
@@ -197,7 +197,7 @@ def _eval_results(provenance: Mapping[str, Any]) -> Iterator[EvalResult]:
 
 
 def _phases(provenance: Mapping[str, Any]) -> list[PhaseConfig]:
-    """The phases of the run's config; none if it is unknown or of a version with other settings."""
+    """Return the phases of the run's config; none if it is unknown or of a version with other settings."""
     try:
         return [PhaseConfig.model_validate(phase) for phase in (provenance.get("config") or {}).get("phases", ())]
     except ValidationError:
@@ -205,7 +205,7 @@ def _phases(provenance: Mapping[str, Any]) -> list[PhaseConfig]:
 
 
 def _encoder(provenance: Mapping[str, Any]) -> EncoderConfig:
-    """The encoder of the run's config; one that starts from random weights if it is unknown or of a version with other settings."""
+    """Return the encoder of the run's config; one that starts from random weights if it is unknown or of a version with other settings."""
     try:
         return EncoderConfig.model_validate((provenance.get("config") or {}).get("encoder", {}))
     except ValidationError:

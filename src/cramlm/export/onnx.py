@@ -334,7 +334,7 @@ class _GraphWriter:
         return self.node("LayerNormalization", x, *parameters, axis=-1, epsilon=norm.eps)
 
     def _weight(self, parameter: Tensor, *, transposed: bool = False) -> str:
-        """The constant of a parameter, also if several layers share it."""
+        """Return the constant of a parameter, also if several layers share it."""
         if parameter not in self._weights:
             self._weights[parameter] = self._constant(parameter.T if transposed else parameter)
         return self._weights[parameter]

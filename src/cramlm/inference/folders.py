@@ -140,7 +140,7 @@ def texts_for_check(path: Path, texts: Sequence[Example] | None, *, of: str, lim
 
 
 def folder_of_form(path: Path, name: str) -> Path:
-    """The default folder of another form of the model at `path`: `name` in its run, or beside a model outside of a run."""
+    """Return the default folder of another form of the model at `path`: `name` in its run, or beside a model outside of a run."""
     run, folder = run_of(path), model_of(path)
     return run / name if run is not None else folder.parent / f"{folder.resolve().name}-{name}"
 

@@ -200,7 +200,7 @@ def _same_rows(one: tuple[Example, ...], other: tuple[Example, ...]) -> bool:
 
 
 def _without_file(train: LabelledFile) -> list[Example]:
-    """The rows with the line alone as id."""
+    """Return the rows with the line alone as id."""
     prefix = f"{train.name}:"
     return [Example(each.id.removeprefix(prefix), each.text, each.text_pair, each.label) for each in train.examples]
 

@@ -97,7 +97,7 @@ def label_next(
 
 
 def margins(probabilities: FloatArray, *, several: bool) -> npt.NDArray[np.float64]:
-    """The margin of each row of probabilities (n, labels), float64 (n,). several: True if the labels are independent."""
+    """Return the margin of each row of probabilities (n, labels), float64 (n,). several: True if the labels are independent."""
     values = probabilities.astype(np.float64)
     if several:
         distances: npt.NDArray[np.float64] = np.abs(2 * values - 1).min(axis=1)

@@ -81,7 +81,7 @@ class LinearPredictor(BasePredictor):
         return np.array([len(text.split()) for text in divided_texts(texts, pairs)], dtype=np.int64)
 
     def embeddings(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> FloatArray:
-        """The averaged word vectors of `static`; the other linear models have none."""
+        """Return the averaged word vectors of `static`; the other linear models have none."""
         check_texts(texts, pairs, trained_on_pairs=self.trained_on_pairs)
         vectors = self.model.vectors
         return super().embeddings(texts, pairs) if vectors is None else vectors.of(self.model.prepare(divided_texts(texts, pairs)).texts)
@@ -215,7 +215,7 @@ class CombinedPredictor(BasePredictor):
 
 
 def _at(values: Sequence[_Value], positions: Sequence[int]) -> list[_Value]:
-    """The values at these positions; `values[position]` of a pandas Series would be the one with this label."""
+    """Return the values at these positions; `values[position]` of a pandas Series would be the one with this label."""
     listed = list(values)
     return [listed[position] for position in positions]
 

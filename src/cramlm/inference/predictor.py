@@ -116,7 +116,7 @@ class Predictor(EncoderPredictor):
         return lengths_of(self._loaded.model, self._sequences(texts, pairs, max_length=UNCUT))
 
     def embeddings(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> FloatArray:
-        """The pooled last hidden states that the classifier reads ([CLS], or the mean over the tokens), in fp32."""
+        """Return the pooled last hidden states that the classifier reads ([CLS], or the mean over the tokens), in fp32."""
         from cramlm.evaluation.prediction import predict_embeddings
 
         if self._loaded.model.prompt is not None:
@@ -125,7 +125,7 @@ class Predictor(EncoderPredictor):
         return predict_embeddings(self._loaded.model, sequences, pad_id=self._loaded.tokenizer.pad_id)
 
     def _sequences(self, texts: Sequence[str], pairs: Sequence[str | None] | None, *, max_length: int) -> Tokens:
-        """The input of each text; with a prompt one for each of its patterns."""
+        """Return the input of each text; with a prompt one for each of its patterns."""
         from cramlm.evaluation.prediction import sequences_of_texts
 
         check_texts(texts, pairs, trained_on_pairs=self.trained_on_pairs)

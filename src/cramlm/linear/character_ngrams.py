@@ -98,7 +98,7 @@ class NgramTable:
         _add(*_points(self.ngrams), self._keys, self._ids)
 
     def count(self, words: Sequence[str], *, grow: bool) -> tuple[Int32Array, IntArray]:
-        """The numbers of the n-grams of each word with a space on either side, and their offsets (words + 1,).
+        """Return the numbers of the n-grams of each word with a space on either side, and their offsets (words + 1,).
 
         grow: n-grams that are not in the table are added to it; otherwise they are left out, and threads may share the table.
         """
@@ -120,6 +120,6 @@ class NgramTable:
 
 
 def _points(texts: Sequence[str]) -> tuple[npt.NDArray[np.uint32], IntArray]:
-    """The characters of texts, one after the other, uint32, and their offsets."""
+    """Return the characters of texts, one after the other, uint32, and their offsets."""
     points = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), np.uint32)
     return read_only(points), offsets_of(np.fromiter(map(len, texts), np.int64, len(texts)))

@@ -190,7 +190,7 @@ class Halves:
         self._firsts = offsets_of(np.array([len(offsets) - 1 for _, offsets in texts], np.int64))
 
     def __len__(self) -> int:
-        """The number of batches of an epoch; passages that do not fill a batch are left out of it."""
+        """Return the number of batches of an epoch; passages that do not fill a batch are left out of it."""
         return len(self._passages) // BATCH
 
     @property
@@ -248,7 +248,7 @@ def _numbered(halves: Halves, count: int) -> Iterator[tuple[Int32Array, Int32Arr
 
 
 def loss_of_halves(sums: FloatArray, *, workers: Workers = ONE) -> tuple[float, FloatArray]:
-    """The mean loss of a batch in nats and its gradient. sums: (2 * n, width), of the first halves of n passages, then the second ones."""
+    """Return the mean loss of a batch in nats and its gradient. sums: (2 * n, width), first halves of n passages, then second halves."""
     lengths = np.maximum(np.linalg.norm(sums, axis=1, keepdims=True), np.float32(1e-6))
     units = sums / lengths
     count = len(sums) // 2

@@ -59,7 +59,7 @@ _OVERHEAD: Final = 60e6  # kernels, and the vocabulary of all words
 
 
 def forecast_word_vectors(corpus_bytes: int, threads: int = 1) -> tuple[float, int]:
-    """The seconds and the resident bytes that `count_word_vectors` takes for this much text, roughly.
+    """Return the seconds and the resident bytes that `count_word_vectors` takes for this much text, roughly.
 
     A text of n bytes has about 5.6 sqrt(n) words that are factorized, up to `FACTORIZED_WORDS`. The mapped text is resident, too, unless
     the corpus is so large that it releases it.
@@ -153,7 +153,7 @@ def _train(
 
 
 def _read_words(corpus: Corpus, analyzer: Analyzer, workers: Workers, emit: Emit) -> tuple[Vocabulary, list[tuple[Int32Array, IntArray]]]:
-    """The vocabulary, and for each block of passages the numbers of its words and their offsets.
+    """Return the vocabulary, and for each block of passages the numbers of its words and their offsets.
 
     Each thread reads a span of the corpus into a vocabulary of its own; joined in order they are that of one thread.
     """
@@ -216,7 +216,7 @@ def _sampled_counts(texts: Texts, words: int) -> list[Any]:
 
 
 def _without_shared(vectors: FloatArray, sampled: Sequence[Any], weights: FloatArray) -> npt.NDArray[np.float16]:
-    """The vectors of words less their components along the direction with the largest sum of squares over some passages.
+    """Return the vectors of words less their components along the direction with the largest sum of squares over some passages.
 
     sampled: of `_sampled_counts`.
     """

@@ -92,7 +92,7 @@ class Vocabulary:
         return vocabulary, vocabulary._weigh(counts if len(kept) == len(terms) else counts[:, kept])
 
     def transform(self, texts: Sequence[str]) -> Any:
-        """The matrix of texts, scipy CSR float32 (texts, terms); rows have length 1, or 0 if a text has no term of the vocabulary."""
+        """Return the matrix of texts, scipy CSR float32 (texts, terms); rows have length 1, or 0 for a text without known terms."""
         if not self.terms or not texts:
             return scipy.sparse.csr_matrix((len(texts), len(self.terms)), dtype=np.float32)
         return self._weigh(_count(self.kind, texts, self, self.markers)[0])
@@ -142,7 +142,7 @@ class Tfidf:
     parts: tuple[Vocabulary, ...]
 
     def transform(self, texts: TextMatrices) -> Any:
-        """The matrix of texts, scipy CSR float32 (texts, features)."""
+        """Return the matrix of texts, scipy CSR float32 (texts, features)."""
         return join([texts.of(part) for part in self.parts])
 
     @property
@@ -162,7 +162,7 @@ def join(parts: Sequence[Any]) -> Any:
 
 
 def unit_rows(matrix: Any) -> Any:
-    """A CSR matrix with rows scaled to length 1, in place; empty rows stay."""
+    """Return a CSR matrix with rows scaled to length 1, in place; empty rows stay."""
     squares = np.asarray(matrix.multiply(matrix).sum(axis=1)).ravel()
     lengths = np.where(squares > 0, np.sqrt(squares), 1).astype(np.float32)
     matrix.data /= np.repeat(lengths, np.diff(matrix.indptr))
@@ -277,7 +277,7 @@ def _segment_terms(markers: Markers, text: str) -> list[str]:
 
 
 def _shared_terms(markers: Markers, text: str) -> list[str]:
-    """The words that both texts of a pair have, and which tenth of the words of the shorter one they are."""
+    """Return the words that both texts of a pair have, and which tenth of the words of the shorter one they are."""
     first, _, second = text.lower().partition(PAIR_BOUNDARY)
     one, other = (set(markers.without_markers(each)) for each in (first, second))
     share = 10 * len(one & other) // max(1, min(len(one), len(other)))
@@ -288,7 +288,7 @@ _TERMS: Final[Mapping[Terms, Callable[[str], list[str]]]] = {"words": _word_term
 
 
 def character_ngrams(word: str) -> list[str]:
-    """The n-grams of a word with a space on either side, as scikit-learn's analyzer `char_wb` counts them.
+    """Return the n-grams of a word with a space on either side, as scikit-learn's analyzer `char_wb` counts them.
 
     A word that is shorter than n is counted once, whole.
     """

@@ -47,7 +47,7 @@ class Setting:
         return f"{self.scheme}{classes}, C = {self.c:g}{vectors}{unlabelled}"
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values; `read_setting` reads them."""
+        """Return plain JSON values; `read_setting` reads them."""
         values: dict[str, Any] = {"scheme": self.scheme, "class_weights": self.class_weights, "c": self.c}
         return {**values, "vector_weight": self.vector_weight, "unlabelled_weight": self.unlabelled_weight}
 
@@ -67,7 +67,7 @@ class BayesSetting:
         return f"naive Bayes, passage weight {self.passage_weight:g}, scale {self.scale:g}"
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values; `read_setting` reads them."""
+        """Return plain JSON values; `read_setting` reads them."""
         return {"scheme": NAIVE_BAYES, "passage_weight": self.passage_weight, "scale": self.scale}
 
 

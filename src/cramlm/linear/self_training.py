@@ -129,7 +129,7 @@ def _fit_again(
 
 
 def _with_labels(task: Task, unlabelled: Sequence[Example], teacher: Teacher) -> tuple[Task, FloatArray]:
-    """The task with the labels of the teacher on unlabelled texts, after the training and label texts; and the weights of all, (n,).
+    """Return the task with the labels of the teacher on unlabelled texts, after the training and label texts; and the weights of all, (n,).
 
     Distribution alignment adapts the mean of the teacher's probabilities to the label frequencies of the training texts.
     """
@@ -143,5 +143,5 @@ def _with_labels(task: Task, unlabelled: Sequence[Example], teacher: Teacher) ->
 
 
 def _dev_loss(logits: FloatArray, task: Task, metric: str) -> float:
-    """The calibrated loss of dev logits (texts, labels) in nats per text."""
+    """Return the calibrated loss of dev logits (texts, labels) in nats per text."""
     return calibrate_on_dev(task, KINDS[task.kind].outputs(logits), metric=metric).loss

@@ -88,14 +88,14 @@ class Solver(Protocol):
     """Fits linear models for one kind of task. `targets` is an array with a row for each text."""
 
     def targets(self, task: Task) -> Any:
-        """The targets of the training texts."""
+        """Return the targets of the training texts."""
 
     def strata(self, targets: Any) -> IntArray:
-        """The stratum of each row, (n,): samples keep the proportions of the strata."""
+        """Return the stratum of each row, (n,): samples keep the proportions of the strata."""
         return np.zeros(len(targets), dtype=np.int64)
 
     def schemes(self, targets: Any) -> tuple[tuple[Scheme, ClassWeights], ...]:
-        """The candidates: schemes and class weights, in order."""
+        """Return the candidates: schemes and class weights, in order."""
 
     def fitter(self, rows: Any, targets: Any, setting: Setting, *, outputs: int, seed: int, weights: FloatArray | None = None) -> Fitter:
         """Return a function from C to the model fitted on a matrix (n, features), dense or CSR. Each call starts from the last model.
@@ -145,7 +145,7 @@ class ClassificationSolver(Solver):
         return fit
 
     def _fitter_of_present(self, rows: Any, targets: Any, setting: Setting, seed: int, weights: FloatArray) -> Fitter:
-        """A fitter of the labels that have a row, in ascending order."""
+        """Return a fitter of the labels that have a row, in ascending order."""
         present, ids = np.unique(targets, return_inverse=True)
         if len(present) == 1:
             return lambda c: _zeros(rows, 1)
@@ -334,7 +334,7 @@ def _minimize(rows: FloatArray, loss: Loss, c: float, start: Coefficients, *, bi
 
 
 def _cross_entropy(ids: IntArray, row_weights: FloatArray) -> Loss:
-    """The weighted cross-entropy of scores (n, labels), summed over rows. ids: the column of each row's label; row_weights: (n,)."""
+    """Return the weighted cross-entropy of scores (n, labels), summed over rows. ids: the column of each row's label; row_weights: (n,)."""
     indices = np.arange(len(ids))
 
     def loss(scores: FloatArray) -> tuple[float, FloatArray]:
@@ -350,7 +350,7 @@ def _cross_entropy(ids: IntArray, row_weights: FloatArray) -> Loss:
 
 
 def _log_losses(positive: BoolArray, row_weights: FloatArray) -> Loss:
-    """The weighted log loss of scores (n, labels), summed over rows and labels; both arrays are (n, labels)."""
+    """Return the weighted log loss of scores (n, labels), summed over rows and labels; both arrays are (n, labels)."""
     signs = np.where(positive, np.float32(1), np.float32(-1))
 
     def loss(scores: FloatArray) -> tuple[float, FloatArray]:
@@ -430,7 +430,7 @@ def _zeros(rows: Any, outputs: int) -> Coefficients:
 
 
 def _with_columns(rows: Any) -> Any:
-    """The matrix, or one column of zeros if it has none, which scikit-learn refuses."""
+    """Return the matrix, or one column of zeros if it has none, which scikit-learn refuses."""
     if rows.shape[1]:
         return rows
     return scipy.sparse.csr_matrix((rows.shape[0], 1)) if scipy.sparse.issparse(rows) else np.zeros((rows.shape[0], 1), dtype=np.float32)

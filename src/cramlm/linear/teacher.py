@@ -100,7 +100,7 @@ def out_of_fold_labels(model: LinearModel, task: Task, *, seed: int, threads: in
 
 
 def _calibrated(held_out: FloatArray, predicted: BoolArray, targets: Any, kind: TaskKind) -> FloatArray:
-    """The outputs where `predicted` (n, labels), calibrated to their own targets; flat."""
+    """Return the outputs where `predicted` (n, labels), calibrated to their own targets; flat."""
     match kind:
         case "classification":
             rows = predicted.all(axis=1)

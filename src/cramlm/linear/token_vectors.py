@@ -31,7 +31,7 @@ MIN_SHARE: Final = 0.5
 
 
 def join_token_vectors(words: FloatArray, counted: FloatArray, *, std: float, seed: int) -> FloatArray:
-    """The vectors of two kinds side by side, rows of length std * sqrt(width), or NaN for a token without any.
+    """Return the vectors of two kinds side by side, rows of length std * sqrt(width), or NaN for a token without any.
 
     words: of `fit_token_vectors`. counted: of `token_embeddings`, with NaN for tokens without co-occurrences. The axes are rotated at
     random, so that none is special.
@@ -70,7 +70,7 @@ def fit_token_vectors(words: WordVectors, tokenizer: Tokenizer, occurrences: Int
 
 
 def _token_shares(words: WordVectors, tokenizer: Tokenizer) -> tuple[Any, FloatArray]:
-    """The share of each token in each word, CSR (words, tokens), capitalised words last; and the weights of the rows, mean 1."""
+    """Return the share of each token in each word, CSR (words, tokens), capitalised words last; and the weights of the rows, mean 1."""
     frequency = FREQUENT / words.weights.astype(np.float64) - FREQUENT
     forms, weights = [list(words.words)], [np.sqrt(frequency)]
     if tokenizer.encode(["A"]).ids.tolist() != tokenizer.encode(["a"]).ids.tolist():

@@ -52,7 +52,7 @@ class WordVectors:
         return mean_vectors(count_words(texts, self._columns)[0], self.vectors, self.weights)
 
     def coverage(self, texts: Sequence[str]) -> tuple[float, float]:
-        """The share of the words of texts that have a vector, and the share that would have one if no word had diacritics."""
+        """Return the share of the words of texts that have a vector, and the share that would have one if no word had diacritics."""
         counts, bare = Counter(word for text in texts for word in split_terms(text)), {remove_diacritics(word) for word in self.words}
         known = sum(count for word, count in counts.items() if word in self._columns)
         known_bare = sum(count for word, count in counts.items() if remove_diacritics(word) in bare)
@@ -126,7 +126,7 @@ class CorpusVectors:
     trained: WordVectors
 
     def between(self, markers: Markers | None) -> WordVectors:
-        """The vectors for `WordVectors.of_segments`: `counted` if a text has segments, where a single verb may tell the label."""
+        """Return the vectors for `WordVectors.of_segments`: `counted` if a text has segments, where a single verb may tell the label."""
         return self.trained if markers is None or markers.pairs else self.counted
 
     def save(self, folder: Path) -> None:
@@ -171,7 +171,7 @@ def _read_tensors(path: Path, words: int, types: Mapping[str, str]) -> dict[str,
 
 
 def mean_vectors(counts: Any, vectors: npt.NDArray[Any], weights: FloatArray) -> FloatArray:
-    """The vectors of texts with these counts of words, CSR (texts, words): (texts, width) float32, rows of length 1 or 0."""
+    """Return the vectors of texts with these counts of words, CSR (texts, words): (texts, width) float32, rows of length 1 or 0."""
     in_use = np.zeros(len(vectors), dtype=bool)  # of 100,000 words a text has few; the vectors of all in float32 are 100 MB
     in_use[counts.indices] = True
     column = np.cumsum(in_use, dtype=np.int32) - 1

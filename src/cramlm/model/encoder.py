@@ -79,7 +79,7 @@ class Experts(nn.Module):
 
 
 def _balance(probabilities: Tensor, choice: Tensor, owner: Tensor) -> Tensor:
-    """The sum over sequences of E * sum over experts of (share of tokens) * (mean probability)."""
+    """Return the sum over sequences of E * sum over experts of (share of tokens) * (mean probability)."""
     experts = probabilities.shape[1]
     real = (owner >= 0).nonzero().squeeze(1)
     owner = owner.index_select(0, real)
@@ -96,7 +96,7 @@ Encoder: TypeAlias = "BertEncoder | ModernBertEncoder"
 
 
 def build_encoder(config: EncoderConfig, *, vocab_size: int, pad_id: int) -> Encoder:
-    """An encoder of the config's shape, with uninitialised weights."""
+    """Return an encoder of the config's shape, with uninitialised weights."""
     match config.shape:
         case "bert" | "albert":
             return BertEncoder(config, vocab_size, token_types=2, first_position=0)
@@ -126,7 +126,7 @@ class Norm(nn.Module):
         return add_norm(x, branch, self.weight, self.eps)
 
     def of_sum(self, x: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
-        """The norm of x + branch, in the precision of the residual stream and of the next linear layer."""
+        """Return the norm of x + branch, in the precision of the residual stream and of the next linear layer."""
         assert self.bias is not None
         return norm_of_sum(x, branch, self.weight, self.bias, self.eps)
 
@@ -278,7 +278,7 @@ def attention_window(bias: Tensor, position: Tensor, *, reach: int) -> Tensor:
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:
-    """The dtype of matrix products: autocast's where it is enabled, else the input's."""
+    """Return the dtype of matrix products: autocast's where it is enabled, else the input's."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if _casts(kind) else x.dtype
 
@@ -403,7 +403,7 @@ def _nearest(frequencies: Tensor, side: int) -> Tensor:
 
 
 def _component(width: int, length: float) -> float:
-    """The component of a normalized embedding along a direction in which it is `length` times as long as in all others."""
+    """Return the component of a normalized embedding along a direction in which it is `length` times as long as in all others."""
     return math.sqrt(width) * length / math.sqrt(1 + length**2)
 
 
@@ -439,7 +439,7 @@ def remove_shared_direction(weight: Tensor) -> None:
 
 
 def _shared_direction(width: int, device: torch.device) -> Tensor:
-    """A unit vector (D,) that is orthogonal to (1, 1, ...), which norms remove: alternating signs, 0 at the end of an odd width."""
+    """Return a unit vector (D,) that is orthogonal to (1, 1, ...), which norms remove: alternating signs, 0 at the end of an odd width."""
     signs = torch.ones(width, device=device)
     signs[1::2] = -1
     if width % 2:
@@ -449,12 +449,12 @@ def _shared_direction(width: int, device: torch.device) -> Tensor:
 
 
 def _marker_direction(width: int, device: torch.device) -> Tensor:
-    """A unit vector (D,) that is orthogonal to (1, 1, ...) and to the shared direction: two plus signs, two minus signs and so on."""
+    """Return a unit vector (D,), orthogonal to (1, 1, ...) and to the shared direction: two plus signs, two minus signs and so on."""
     signs = torch.tensor([1.0, 1, -1, -1], device=device).repeat(width // 4)
     unit: Tensor = F.pad(signs / signs.norm(), (0, width % 4))
     return unit
 
 
 def _offsets(heads: int) -> list[int]:
-    """The relative positions that heads start with: -1, 1, -2, 2, ..., for two thirds of the heads, rounded down."""
+    """Return the relative positions that heads start with: -1, 1, -2, 2, ..., for two thirds of the heads, rounded down."""
     return [(number // 2 + 1) * (1 if number % 2 else -1) for number in range(2 * heads // 3)]

@@ -84,7 +84,7 @@ class ModernBertClassifier(nn.Module):
 
 
 def build_classifier(config: EncoderConfig, labels: int) -> Classifier:
-    """A classifier of the config's shape, with uninitialised weights."""
+    """Return a classifier of the config's shape, with uninitialised weights."""
     match config.shape:
         case "bert" | "roberta" | "albert":
             return BertClassifier(config, labels)
@@ -155,7 +155,7 @@ class PromptHead(nn.Module):
         self._tables: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
     def words(self, embedding: Tensor) -> Tensor | None:
-        """The word embeddings followed by the vectors; None if there are no vectors."""
+        """Return the word embeddings followed by the vectors; None if there are no vectors."""
         return None if self.vectors is None else torch.cat([embedding, self.vectors])
 
     def forward(self, states: Tensor, embedding: Tensor, bias: Tensor) -> Tensor:
@@ -172,7 +172,7 @@ class PromptHead(nn.Module):
         self.prompt = replace(self.prompt, shift=tuple(one + other for one, other in zip(before, values, strict=True)))
 
     def _table(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """The distinct tokens (W,), and their weights in the means, (slots, labels, W)."""
+        """Return the distinct tokens (W,), and their weights in the means, (slots, labels, W)."""
         if device not in self._tables:
             ids = sorted({number for slots in self.prompt.ids for slot in slots for number in slot})
             shares = torch.zeros(self.prompt.slots, len(self.prompt.ids), len(ids))

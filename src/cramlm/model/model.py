@@ -219,7 +219,7 @@ class Model(nn.Module):
         return logits
 
     def pooled(self, hidden: Tensor, batch: PackedBatch) -> Tensor:
-        """The vector of every sequence that the classifier reads, (S, D)."""
+        """Return the vector of every sequence that the classifier reads, (S, D)."""
         return pool(hidden, batch.first, batch.sequence.flatten(), self.head_config)
 
     def _prompt_logits(self, head: PromptHead, hidden: Tensor, batch: PackedBatch) -> Tensor:
@@ -301,14 +301,14 @@ class Model(nn.Module):
 
 
 def build_model(spec: ModelSpec, *, seed: int) -> Model:
-    """A model with initial weights. Each parameter is a function of (seed, its name), so that equal parts of two models start equal."""
+    """Return a model with initial weights: each parameter is a function of (seed, its name), so that equal parts of models start equal."""
     model = empty_model(spec)
     initialise_all(model, seed=seed)
     return model
 
 
 def empty_model(spec: ModelSpec) -> Model:
-    """A model with uninitialised weights; does not use PyTorch's global generator."""
+    """Return a model with uninitialised weights; does not use PyTorch's global generator."""
     with torch.device("meta"):
         model = Model(spec)
     # `to_empty` does the same by an operation on meta tensors, for which PyTorch imports SymPy: 0.6 CPU seconds.

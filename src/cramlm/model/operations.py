@@ -131,7 +131,7 @@ def add_norm(x: Tensor, branch: Tensor, weight: Tensor, eps: float) -> tuple[Ten
 
 
 def norm_of_sum(x: Tensor, branch: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """The layer norm of x + branch, (..., D), in the precision of the residual stream and of the next linear layer."""
+    """Return the layer norm of x + branch, (..., D), in the precision of the residual stream and of the next linear layer."""
     if branch.dtype == x.dtype or not is_compiled(branch):
         normed = F.layer_norm(x + branch, weight.shape, weight, bias, eps)
         return normed, normed
@@ -420,7 +420,7 @@ _ATTENTION = 2**63  # larger than any number of a call
 
 
 def splitmix64(state: int) -> int:
-    """The 64-bit output that follows `state` (Steele, Lea and Flood 2014; constants of Vigna's splitmix64.c)."""
+    """Return the 64-bit output that follows `state` (Steele, Lea and Flood 2014; constants of Vigna's splitmix64.c)."""
     z = (state + _GOLDEN) & _LOW_64_BITS
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _LOW_64_BITS
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _LOW_64_BITS
@@ -453,7 +453,7 @@ class Dropout:
         return result
 
     def attention(self) -> Mask | None:
-        """The mask of the next layer's attention probabilities; None at a rate of 0."""
+        """Return the mask of the next layer's attention probabilities; None at a rate of 0."""
         return Mask(self.attention_rate, next(self._attention_keys), self._generator) if self.attention_rate else None
 
 
@@ -463,7 +463,7 @@ def no_dropout() -> Dropout:
 
 
 def _keys(*numbers: int) -> Iterator[int]:
-    """An endless sequence of keys, one for each call."""
+    """Return an endless sequence of keys, one for each call."""
     base = functools.reduce(lambda state, number: splitmix64(state ^ number), numbers, 0)
     return (splitmix64(base ^ call) for call in itertools.count())
 

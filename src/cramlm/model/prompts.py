@@ -85,7 +85,7 @@ def resolve_prompt(config: PromptConfig, words: Sequence[Slots], tokenizer: Toke
 
 
 def word_id(tokenizer: Tokenizer, word: str) -> int | None:
-    """The token of a word, after a space if the vocabulary distinguishes that; None if it is not exactly one token."""
+    """Return the token of a word, after a space if the vocabulary distinguishes that; None if it is not exactly one token."""
     for shown in (f" {word}", word):
         ids = tokenizer.encode([shown])[0]
         if len(ids) == 1 and ids[0] != tokenizer.unk_id:
@@ -196,7 +196,7 @@ class _Layout:
         return max_length - fixed
 
     def fill(self, texts: Sequence[str], others: Sequence[str] | None, tokenizer: Tokenizer, *, max_length: int) -> list[list[IdArray]]:
-        """The pieces of the sequence of each text."""
+        """Return the pieces of the sequence of each text."""
         self.text_length(max_length)
         fields: dict[str, Tokens] = {}
         for part, ids in self.parts:
@@ -219,12 +219,12 @@ class _Layout:
         return result
 
     def around(self, one: IdArray, two: IdArray, entities: tuple[IdArray, ...]) -> list[IdArray]:
-        """The pieces of a sequence; their number is constant."""
+        """Return the pieces of a sequence; their number is constant."""
         values = {"text": one, "text_a": one, "text_b": two, "entity_1": entities[0], "entity_2": entities[1]}
         return [self.before, *(values[part.kind] if ids is None else ids for part, ids in self.parts), self.after]
 
     def _field(self, part: Part, texts: Sequence[str], others: Sequence[str] | None) -> Sequence[str]:
-        """The value of a field for each text."""
+        """Return the value of a field for each text."""
         if part.kind == "text_b":
             return [""] * len(texts) if others is None else others
         if not part.kind.startswith("entity"):
@@ -235,7 +235,7 @@ class _Layout:
 
 
 def prompt_json(prompt: Prompt, labels: Sequence[str]) -> dict[str, Any]:
-    """The content of `prompt.json`, of a run and of an exported folder."""
+    """Return the content of `prompt.json`, of a run and of an exported folder."""
     words = {label: [list(slot) for slot in slots] for label, slots in zip(labels, prompt.words, strict=True)}
     patterns, markers = list(prompt.patterns), [list(pair) for pair in prompt.markers]
     settings = {"patterns": patterns, "markers": markers, "vectors": prompt.vectors, "shift": list(prompt.shift)}
@@ -243,7 +243,7 @@ def prompt_json(prompt: Prompt, labels: Sequence[str]) -> dict[str, Any]:
 
 
 def read_prompt(folder: Path, tokenizer: Tokenizer) -> tuple[Prompt, tuple[str, ...]]:
-    """The prompt of `folder/prompt.json`, and the labels in the order of the logits. tokenizer: the one it was made for.
+    """Return the prompt of `folder/prompt.json`, and the labels in the order of the logits. tokenizer: the one it was made for.
 
     Raises:
         ArtifactError: if it is not one.
@@ -275,7 +275,7 @@ def _config_words(words: dict[str, Slots]) -> dict[str, Any]:
 
 
 def head_of(prompt: Prompt) -> HeadConfig:
-    """The head config of a prompt; its pooling is not used."""
+    """Return the head config of a prompt; its pooling is not used."""
     return HeadConfig(kind="soft-prompt" if prompt.vectors else "prompt", pooling="cls")
 
 

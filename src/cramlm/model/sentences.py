@@ -46,7 +46,7 @@ class SentenceEncoder:
         return hash_json({"files": content, "max_length": self._max_length, "pooling": self._pooling})
 
     def encode(self, texts: Sequence[str]) -> FloatArray:
-        """A vector of length 1 for every text, float32 (n, d).
+        """Return a vector of length 1 for every text, float32 (n, d).
 
         Raises:
             ArtifactError: if the folder cannot be read.
@@ -92,5 +92,5 @@ def _check_pooling(folder: Path, pooling: Pooling) -> None:
 
 
 def open_sentence_encoder(config: DenseConfig, *, device: str = "auto") -> SentenceEncoder:
-    """The encoder of a retriever's config."""
+    """Return the encoder of a retriever's config."""
     return SentenceEncoder(Path(config.encoder), max_length=config.max_length, pooling=config.pooling, device=device)

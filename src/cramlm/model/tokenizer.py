@@ -172,7 +172,7 @@ class Tokenizer:
         return self._wrapped(first.ids, starts, stops, source)
 
     def pieces(self, texts: Sequence[str], *, max_length: int) -> tuple[Tokens, list[str]]:
-        """The sequences of `sequences(..., cut="split")`, and the part of the text that each covers.
+        """Return the sequences of `sequences(..., cut="split")`, and the part of the text that each covers.
 
         Raises:
             DataError: if a text holds a lone surrogate.
@@ -194,7 +194,7 @@ class Tokenizer:
         return str(self._backend.decode(list(map(int, ids)), skip_special_tokens=False))
 
     def token(self, token_id: int) -> str:
-        """The vocabulary entry of an id."""
+        """Return the vocabulary entry of an id."""
         return str(self._backend.id_to_token(int(token_id)))
 
     @property
@@ -208,14 +208,14 @@ class Tokenizer:
         return [text if len(text) < _LONG_TEXT else _BLOB.sub(_shortened, text) for text in texts]
 
     def with_cache(self, texts: Sequence[str], ids: Tokens) -> Tokenizer:
-        """A copy of this tokenizer that looks up the ids of these texts instead of encoding them again."""
+        """Return a copy of this tokenizer that looks up the ids of these texts instead of encoding them again."""
         assert len(texts) == len(ids)
         tokenizer = copy.copy(self)
         tokenizer._cached, tokenizer._cached_ids = {text: index for index, text in enumerate(texts)}, ids
         return tokenizer
 
     def encode_with_spans(self, texts: Sequence[str]) -> tuple[Tokens, SpanArray]:
-        """The ids of `encode`, and the span of characters (end exclusive) of every token, uint32 (tokens, 2).
+        """Return the ids of `encode`, and the span of characters (end exclusive) of every token, uint32 (tokens, 2).
 
         Raises:
             DataError: if a text holds a lone surrogate.
@@ -296,7 +296,7 @@ def longest_first(one: int, two: int, max_tokens: int) -> tuple[int, int]:
 
 
 def _check(content: str, origin: str) -> tuple[tokenizers.Tokenizer, tuple[str, ...], str | None]:
-    """The tokenizer, its special tokens in the order of `SPECIAL_ROLES`, and the prefix of a piece that continues a word."""
+    """Return the tokenizer, its special tokens in the order of `SPECIAL_ROLES`, and the prefix of a piece that continues a word."""
     try:
         parts = json.loads(content)
         added, prefix = parts["added_tokens"], parts["model"].get("continuing_subword_prefix")
@@ -323,7 +323,7 @@ def _id(backend: tokenizers.Tokenizer, name: str) -> int:
 
 
 def _separators(backend: tokenizers.Tokenizer, *, cls_id: int, sep_id: int, origin: str) -> int:
-    """The number of [SEP] tokens between the halves of a pair, after a check that no other tokens are added."""
+    """Return the number of [SEP] tokens between the halves of a pair, after a check that no other tokens are added."""
     single, pair = backend.encode("").ids, backend.encode("", "").ids
     between = len(pair) - 2
     if single != [cls_id, sep_id] or between not in (1, 2) or pair != [cls_id, *[sep_id] * (between + 1)]:
@@ -356,7 +356,7 @@ def _shortened(match: re.Match[str]) -> str:
 
 
 def not_text(texts: Sequence[str], start: int) -> DataError:
-    """The error for the first of these texts that UTF-8 cannot encode; they are numbered from `start` + 1."""
+    """Return the error for the first of these texts that UTF-8 cannot encode; they are numbered from `start` + 1."""
     for number, text in enumerate(texts, start + 1):
         try:
             text.encode()
@@ -480,7 +480,7 @@ def _thinned(texts: Iterable[str], limit: int) -> list[str]:
 
 
 def _alphabet(sample: Sequence[str], pre_tokenizer: Any, vocab_size: int) -> tuple[list[str], re.Pattern[str] | None]:
-    """The characters that get a token, in code point order, and a pattern of those that occur but get none (None if all do).
+    """Return the characters that get a token, in code point order, and a pattern of those that occur but get none (None if all do).
 
     Characters rarer than one in a million get none. Of the others the most frequent, up to three quarters of the vocabulary.
     """

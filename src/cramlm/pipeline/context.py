@@ -114,7 +114,7 @@ class SelectedPassages:
         return self.table.artifact
 
     def texts(self) -> list[str]:
-        """The selected passages in order of (rank, position), then the unlabelled texts; cached until `release_texts`."""
+        """Return the selected passages in order of (rank, position), then the unlabelled texts; cached until `release_texts`."""
         if self._texts is None:
             self._texts = [*self.table.texts(), *self.unlabelled]
         return self._texts
@@ -132,7 +132,7 @@ class SelectedPassages:
         return None if (weights == weights[0]).all() else weights
 
     def characters(self) -> int:
-        """Number of characters of all passages, weighted as training samples them."""
+        """Return the number of characters of all passages, weighted as training samples them."""
         return self.table.text_characters() + round(UNLABELLED_WEIGHT * sum(map(len, self.unlabelled)))
 
 
@@ -217,7 +217,7 @@ class FinishedPhase:
 
 
 def fingerprint(chosen: SelectedPassages | None) -> str | None:
-    """The fingerprint of all passages; None if nothing is retrieved."""
+    """Return the fingerprint of all passages; None if nothing is retrieved."""
     if chosen is None:
         return None
     retrieved = chosen.artifact.fingerprint

@@ -225,7 +225,7 @@ def _run_linear(run: RunContext, baseline: Artifact | None) -> Artifact:
 
 
 def _present(**models: Artifact | None) -> dict[str, Artifact]:
-    """The linear models that were fitted, cheapest first."""
+    """Return the linear models that were fitted, cheapest first."""
     return {name: model for name, model in models.items() if model is not None}
 
 

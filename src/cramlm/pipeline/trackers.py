@@ -102,7 +102,7 @@ def replay(name: str, run: Path, emit: Emit) -> int:
 
 
 def scalars(event: Event) -> dict[str, float]:
-    """The numbers of an event, named "phase/name"."""
+    """Return the numbers of an event, named "phase/name"."""
     if event.kind not in ("step", "evaluation") or "step" not in event.data:
         return {}
     values = event.data["scores"] if event.kind == "evaluation" else event.data

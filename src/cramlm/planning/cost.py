@@ -60,7 +60,7 @@ class Machine:
         return budget.Speed(1 / self.joint.flops_per_token, 1 / self.finetune.flops_per_token)
 
     def times(self, ranks: int) -> Machine:
-        """The speed of `ranks` processes, if none slows another down and communication is free."""
+        """Return the speed of `ranks` processes, if none slows another down and communication is free."""
         joint, finetune = (replace(each, tokens_per_second=ranks * each.tokens_per_second) for each in (self.joint, self.finetune))
         return Machine(joint, finetune, self.parameters)
 
@@ -92,11 +92,11 @@ class CostForecast:
     gpu_memory: int | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON, without phases and retriever."""
+        """Return plain JSON, without phases and retriever."""
         return {name: value for name, value in asdict(self).items() if name not in ("phases", "retriever")}
 
     def describe(self) -> str:
-        """The cost in one line."""
+        """Return the cost in one line."""
         memory = "" if self.memory is None else f", at most {size(self.memory)} of memory"
         memory += "" if self.gpu_memory is None else f", {size(self.gpu_memory)} of the GPU's"
         selected = f"{self.external_tokens / 1e6:.2f}M tokens of raw text, " if self.external_tokens else ""

@@ -164,7 +164,7 @@ def least_step_memory(setup: TrainingSetup) -> int:
 
 
 def step_tokens(phase: PhaseConfig) -> int:
-    """Tokens of a step on random text of mixed lengths (`random_pool`)."""
+    """Return the tokens of a step on random text of mixed lengths (`random_pool`)."""
     return phase.batch_size if phase.batch_unit == "tokens" else phase.batch_size * phase.row_length * 5 // 8
 
 
@@ -242,7 +242,7 @@ def _flops_per_token(model: Model, batches: Batches, phase: PhaseConfig) -> floa
 
 
 def _worthwhile(threads: Sequence[int]) -> list[int]:
-    """The fewest threads, and the numbers with which small operations are clearly faster."""
+    """Return the fewest threads, and the numbers with which small operations are clearly faster."""
     matrix, weights = torch.zeros(1024, 256), torch.zeros(256, 256)
     rates = dict.fromkeys(threads, 0.0)
     if len(threads) > 1:

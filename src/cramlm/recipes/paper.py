@@ -130,7 +130,7 @@ def settings_by_labels(labelled: int) -> PaperTask:
 
 
 def stage_1(task: PaperTask, scale: Scale) -> PhaseConfig:
-    """The joint stage."""
+    """Return the joint stage."""
     column = SCALES.index(scale)
     steps = task.steps[column]
     return PhaseConfig(
@@ -176,7 +176,7 @@ def stage_2(task: PaperTask, scale: Scale) -> PhaseConfig:
 
 
 def twin(config: RunConfig, shrink: float) -> RunConfig:
-    """The same run, `shrink` times as long: steps, documents per query and intervals times `shrink`, batches of 16 texts, a BERT of 2
+    """Return the run `shrink` times as long: steps, documents per query and intervals times `shrink`, batches of 16 texts, a BERT of 2
     layers of 128 (for BERT-large 4 of 256), 8,192 words.
 
     What cannot shrink keeps its sense: at least 20 steps a phase, and rho_1 small enough that at least 5 task batches come.

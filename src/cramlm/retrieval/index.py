@@ -73,7 +73,7 @@ class Hits:
     _corpus: Corpus = field(repr=False)
 
     def __len__(self) -> int:
-        """Number of queries."""
+        """Return the number of queries."""
         return len(self.ids)
 
     def texts(self) -> list[list[str]]:
@@ -98,7 +98,7 @@ class UnionHits:
     _corpus: Corpus = field(repr=False)
 
     def __len__(self) -> int:
-        """Number of documents."""
+        """Return the number of documents."""
         return len(self.ids)
 
     def texts(self) -> list[str]:
@@ -200,7 +200,7 @@ class Index:
         return Index(folder, Corpus.open(corpus), Bm25Index.open(index), scoring)
 
     def __len__(self) -> int:
-        """Number of documents."""
+        """Return the number of documents."""
         return len(self.corpus)
 
     def __repr__(self) -> str:

@@ -277,7 +277,7 @@ class _Writer:
         return any(part.is_full for part in self._filter(ranking))
 
     def _filter(self, ranking: Ranking) -> list[Filtered]:
-        """The parts of `filter_ranking`; those of the last ranking are kept."""
+        """Return the parts of `filter_ranking`; those of the last ranking are kept."""
         if self._filtered is None or self._filtered[0] is not ranking:
             threshold = self._config.near_duplicates
             duplicates = None if threshold is None else NearDuplicates(threshold)

@@ -411,7 +411,7 @@ PAGE_HEADERS = {
 
 @functools.cache
 def page(name: str, *, needs_token: bool, reads_pairs: bool) -> bytes:
-    """The HTML page for a model, with a field for the token if the server needs one, and one for second texts if the model reads pairs."""
+    """Return the HTML page for a model, with fields for the token and for second texts if the server or the model needs them."""
     values = {
         "texts": "First texts" if reads_pairs else "Texts",
         "lines": "One pair per line: its texts are in the same line of the two fields." if reads_pairs else "One text per line.",

@@ -68,7 +68,7 @@ class Metrics:
         self._batch_seconds.observe(seconds)
 
     def page(self) -> bytes:
-        """The metrics in Prometheus's text format."""
+        """Return the metrics in Prometheus's text format."""
         return generate_latest(self._registry)
 
     def _counter(self, name: str, documentation: str, labels: tuple[str, ...] = ()) -> Counter:

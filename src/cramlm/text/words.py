@@ -256,7 +256,7 @@ def count_words(text: str) -> int:
 
 
 def split_runs(text: str) -> list[str]:
-    """The runs between white space; in scripts without spaces each grapheme cluster is one."""
+    """Return the runs between white space; in scripts without spaces each grapheme cluster is one."""
     return text.split() if text.isascii() else _clusters().sub(r" \g<0> ", text).split()
 
 

@@ -102,7 +102,7 @@ class Batches:
         self._outputs = task.targets.shape[1] if task is not None and task.targets is not None else 0
 
     def batch(self, step: int) -> Batch:
-        """The batch of a step, with the masks of its text term. A few milliseconds for 4,096 tokens."""
+        """Return the batch of a step, with the masks of its text term. A few milliseconds for 4,096 tokens."""
         sequences: list[npt.NDArray[Any]] = []
         labels, external, soft_labels, targets = [], [], [], []
         token_values: list[npt.NDArray[Any]] = []
@@ -125,7 +125,7 @@ class Batches:
         return generator(self.seed, phase_index=self.phase_index, purpose=purpose, index=index)
 
     def sequence_numbers(self, step: int) -> dict[Origin, range]:
-        """The sequence numbers of a step in each stream, by origin."""
+        """Return the sequence numbers of a step in each stream, by origin."""
         if self.phase.mixing == "blended":
             return {origin: range(step * count, (step + 1) * count) for origin, count in self._per_step.items()}
         cycle, within = divmod(step, self.phase.external + self.phase.task)
@@ -157,7 +157,7 @@ class Batches:
 
 
 def derived_key(seed: int, *, phase_index: int, purpose: str, index: int) -> int:
-    """A 128-bit number that differs for every combination of arguments, the same on every machine and Python (sha256, not `hash`)."""
+    """Return a 128-bit number that differs for every combination of arguments, equal on all machines and Pythons (sha256, not `hash`)."""
     name = f"cramlm/{seed}/{phase_index}/{purpose}/{index}"
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:16], "little")
 
@@ -168,5 +168,5 @@ def generator(seed: int, *, phase_index: int, purpose: str, index: int) -> np.ra
 
 
 def torch_seed(seed: int, *, phase_index: int, purpose: str, index: int) -> int:
-    """The same key for `torch.manual_seed`, cut to the 63 bits it takes."""
+    """Return the same key for `torch.manual_seed`, cut to the 63 bits it takes."""
     return derived_key(seed, phase_index=phase_index, purpose=purpose, index=index) & (2**63 - 1)

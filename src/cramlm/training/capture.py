@@ -97,7 +97,7 @@ def enlarged(size: int) -> int:
 
 
 def padded_to(batch: Batch, *, rows: int, masked: int, pad_id: int) -> Batch:
-    """The batch with rows of padding and with masked positions in padding, whose losses have weight 0; there must be such a row."""
+    """Return the batch with rows of padding and with masked positions in padding, whose losses have weight 0; there must be such a row."""
     assert rows > len(batch.token_ids)
     more_rows, more_masked = rows - len(batch.token_ids), masked - len(batch.masked)
     padding = batch.token_ids.size

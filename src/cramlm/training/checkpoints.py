@@ -165,6 +165,6 @@ def _folders(work: Path) -> list[Path]:
 
 
 def _plain(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
-    """The fingerprint after a round trip through JSON: tuples are lists, keys are strings."""
+    """Return the fingerprint after a round trip through JSON: tuples are lists, keys are strings."""
     plain: dict[str, Any] = json.loads(json.dumps(dict(fingerprint)))
     return plain

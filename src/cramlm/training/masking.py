@@ -128,7 +128,7 @@ def _first_of_each(keys: npt.NDArray[np.floating[Any]], owner: IntArray, count: 
 
 
 def _units(positions: IntArray, owner: IntArray, begins: BoolArray) -> IntArray:
-    """The unit of each position, numbered in order. A unit begins where `begins` is True, and after every gap between positions."""
+    """Return the unit of each position, numbered in order. A unit begins where `begins` is True, and after every gap between positions."""
     apart = np.ones(len(positions), dtype=np.bool_)
     apart[1:] = begins[1:] | (np.diff(positions) > 1) | (np.diff(owner) != 0)
     return np.cumsum(apart) - 1

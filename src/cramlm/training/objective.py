@@ -48,7 +48,7 @@ class Losses:
     means: Mapping[str, Tensor]
 
     def as_numbers(self) -> dict[str, float]:
-        """The total (`loss`) and the means, for a log."""
+        """Return the total (`loss`) and the means, for a log."""
         return {"loss": float(self.total.detach()), **{name: float(value) for name, value in self.means.items()}}
 
 
@@ -64,7 +64,7 @@ class Objective:
         self.text_terms.sort(key=lambda term: type(term).applies is TextTerm.applies)
 
     def batch(self, sampled: Sampled, special: SpecialIds, *, step: int, random: Random) -> Batch:
-        """The batch of a step, with the tokens to predict of the text term that applies."""
+        """Return the batch of a step, with the tokens to predict of the text term that applies."""
         for term in self.text_terms:
             if term.of_origin(sampled.external).any() and term.applies(random):
                 return replace(term.batch(sampled, special, step=step, random=random), term=term.kind)
@@ -76,7 +76,7 @@ class Objective:
         return on[-1].tokens_read(pool, special, random=random) if on else pool.mean_length
 
     def counts(self, batch: Batch | PackedBatch) -> Counts:
-        """The number of positions or sequences of each mean of a whole step, by name; 0 where it has none."""
+        """Return the number of positions or sequences of each mean of a whole step, by name; 0 where it has none."""
         counts = {name: count for term in self._terms_in(batch) for name, count in term.counts(batch).items()}
         return Counts({**counts, SEQUENCES: len(batch.first)})
 
@@ -90,7 +90,7 @@ class Objective:
         return labels + (0.0 if text is None else text.flops(model, batch))
 
     def losses(self, model: Model, batch: PackedBatch, counts: Counts | None = None, *, dropout: Dropout | None = None) -> Losses:
-        """The weighted losses of a batch. With the `counts` of a larger batch: its part of that one's losses; the parts sum up to them.
+        """Return the weighted losses of a batch; with the `counts` of a larger batch its part of those losses, which the parts sum up to.
 
         loss_scale "sum": the weighted sum, as in the paper's formula. "mean": divided by the sum of the weights of the terms present, as in
         the released code: an external batch has the loss of MLM, a task batch (rho_2 * mlm + classify) / (rho_2 + 1).
@@ -134,7 +134,7 @@ class Objective:
 
 @functools.lru_cache(maxsize=64)
 def objective_of(phase: PhaseConfig) -> Objective:
-    """The terms of a phase; one object for equal phases."""
+    """Return the terms of a phase; one object for equal phases."""
     return Objective(phase)
 
 
@@ -170,19 +170,19 @@ def gradients(
 
 
 def dropout_of(phase: PhaseConfig, seed: int, *, part: int = 0, generator: torch.Generator | None = None) -> Dropout:
-    """The dropout of a pass over one part of a batch of the phase."""
+    """Return the dropout of a pass over one part of a batch of the phase."""
     return Dropout(phase.dropout or 0.0, seed, attention_rate=phase.attention_dropout, part=part, generator=generator)
 
 
 def losses_of(model: Model, part: PackedBatch, phase: PhaseConfig, counts: Counts, precision: Precision, dropout: Dropout) -> Losses:
-    """The losses of a part in a precision, with their gradient."""
+    """Return the losses of a part in a precision, with their gradient."""
     # Without the cache of cast weights: all threads would share it, and no weight is cast twice here.
     with autocast(part.token_ids.device, precision, cache=False):
         return objective_of(phase).losses(model, part, counts, dropout=dropout)
 
 
 def summed(parts: Sequence[Losses]) -> Losses:
-    """The losses of a batch from those of its parts; detached."""
+    """Return the losses of a batch from those of its parts; detached."""
     names = dict.fromkeys(name for part in parts for name in part.means)
     means = {name: torch.stack([part.means[name] for part in parts if name in part.means]).sum() for name in names}
     return Losses(torch.stack([part.total.detach() for part in parts]).sum(), means)
@@ -199,7 +199,7 @@ BACKWARD_AND_FORWARD = 3  # backward is two products for every one of forward
 
 
 def count_parameters(model: Model) -> int:
-    """Number of parameters, tied ones once."""
+    """Return the number of parameters, tied ones once."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 

@@ -30,7 +30,7 @@ _EXCLUDED: Final = "__dynamo_disable"
 
 
 def learning_rate_factor(schedule: ScheduleConfig, step: int, steps: int) -> float:
-    """The factor of the peak learning rate at `step` (0-based) of `steps`, in (0, 1].
+    """Return the factor of the peak learning rate at `step` (0-based) of `steps`, in (0, 1].
 
     Rises linearly over the warm-up, from above 0. linear: then falls towards 0 at `steps`. wsd: then is constant, and falls linearly to
     0 over the last `decay_fraction` of the steps (fewer if the warm-up extends into them).
@@ -232,7 +232,7 @@ def _without_compiler() -> Iterator[None]:
 
 
 def build_optimizer(model: Model, config: OptimizerConfig) -> JointOptimizer:
-    """The optimizer of every trained parameter of the model; weight decay on matrices and embeddings, none on norms and biases."""
+    """Return the optimizer of every trained parameter of the model; weight decay on matrices and embeddings, none on norms and biases."""
     groups = model.parameter_groups()
     matrix, decayed, undecayed = (_trained(named) for named in (groups.matrix, groups.decayed, groups.undecayed))
     parts: dict[str, tuple[torch.optim.Optimizer, Mapping[str, Parameter]]] = {}

@@ -122,7 +122,7 @@ def _phrase_begins(ids: npt.NDArray[np.unsignedinteger[Any]], begins: BoolArray,
 
 
 def word_hashes(ids: npt.NDArray[np.unsignedinteger[Any]], first: IntArray) -> npt.NDArray[np.uint64]:
-    """A 64-bit hash of each word. first: the position of its first token."""
+    """Return a 64-bit hash of each word. first: the position of its first token."""
     within = np.arange(len(ids)) - np.repeat(first, np.diff(first, append=len(ids)))
     mixed = (ids.astype(np.uint64) + np.uint64(1)) * _FACTOR
     mixed ^= mixed >> np.uint64(29)
@@ -242,7 +242,7 @@ def share_of_batch(batch: Batch, index: int, count: int) -> Batch:
 
 
 def _rows(batch: Batch, rows: IntArray, *, sequences: BoolArray) -> Batch:
-    """A batch of these rows (rising) with these of its sequences, renumbered; the tokens of other sequences become padding."""
+    """Return a batch of these rows (rising) with these of its sequences, renumbered; the tokens of other sequences become padding."""
     length = batch.token_ids.shape[1]
     number = np.append(np.where(sequences, np.cumsum(sequences) - 1, -1), -1)  # the last entry is for padding, -1
     new_row = np.full(len(batch.token_ids), -1, dtype=np.int64)

@@ -110,7 +110,7 @@ class Ids:
 
 
 def kind_of(settings: Mapping[str, Any], path: Path) -> TaskKind:
-    """The kind of task of a config.json; without problem_type, as a pipeline of transformers: a probability of its own for a single label,
+    """Return the kind of task of a config.json; without problem_type as a pipeline of transformers: an own probability for a single label,
     else single labels.
 
     Raises:
@@ -216,7 +216,7 @@ def native_config(
 
 
 def exported_encoder(settings: Mapping[str, Any], path: Path) -> EncoderConfig:
-    """The encoder of a config.json that `native_config` wrote.
+    """Return the encoder of a config.json that `native_config` wrote.
 
     Raises:
         ArtifactError: naming the setting that is missing or invalid.
@@ -229,7 +229,7 @@ def exported_encoder(settings: Mapping[str, Any], path: Path) -> EncoderConfig:
 
 
 def pretrained_encoder(settings: Mapping[str, Any], path: Path) -> EncoderConfig:
-    """The encoder of any config.json of one of the shapes.
+    """Return the encoder of any config.json of one of the shapes.
 
     Raises:
         ArtifactError: naming a setting that our encoder does not support.
@@ -309,7 +309,7 @@ def _encoder(settings: Mapping[str, Any], path: Path, *, remedy: str) -> Encoder
 
 
 def _layers(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The attention settings of ModernBERT's layers."""
+    """Return the attention settings of ModernBERT's layers."""
     rope, types = settings["rope_parameters"], list(settings["layer_types"])
     every = next((index for index, kind in enumerate(types) if index and kind == "full_attention"), max(1, len(types)))
     layers = {"rope_theta": rope["full_attention"]["rope_theta"], "global_every": every}

@@ -93,7 +93,7 @@ def _check_tokenizer(settings: dict[str, Any], encoder: EncoderConfig, tokenizer
 
 
 def start_from(config: RunConfig) -> tuple[RunConfig, Pretrained | None]:
-    """The config with the encoder of the folder `init`, and that folder; unchanged and None without `init`.
+    """Return the config with the encoder of the folder `init`, and that folder; unchanged and None without `init`.
 
     Raises:
         ArtifactError: if the folder cannot be used. UsageError: if the config has another encoder than the folder, or longer
@@ -106,7 +106,7 @@ def start_from(config: RunConfig) -> tuple[RunConfig, Pretrained | None]:
 
 
 def with_encoder_of(pretrained: Pretrained, config: RunConfig) -> RunConfig:
-    """The config with the folder as `init`, its encoder and its vocabulary size; settings of either that are not the default must equal
+    """Return the config with the folder as `init`, its encoder and vocabulary size; settings that are not the default must equal
     the folder's.
 
     Raises:

@@ -166,7 +166,7 @@ def current_name(key: str) -> str:
 
 
 def _by_full_name(keys: Sequence[str], prefix: str) -> dict[str, str]:
-    """The name of each tensor in a native class with a head -> its name in the file."""
+    """Return the name of each tensor in a native class with a head -> its name in the file."""
     alone = not any(key.startswith(prefix) for key in keys)
     stored = {}
     for key in keys:

@@ -178,12 +178,12 @@ def _inputs(task: Task, models: Mapping[str, Artifact]) -> dict[str, Any]:
 
 
 def outputs_by_split(task: Task, outputs: Callable[[Sequence[Example]], FloatArray]) -> Outputs:
-    """The outputs of a model for dev and, if there are any, test texts."""
+    """Return the outputs of a model for dev and, if there are any, test texts."""
     return {split: outputs(examples) for split, examples in (("dev", task.dev), ("test", task.test)) if examples}
 
 
 def outputs_of_linear_models(task: Task, linear_models: Mapping[str, Artifact]) -> dict[str, Outputs]:
-    """The outputs of linear models, most expensive first."""
+    """Return the outputs of linear models, most expensive first."""
     outputs = {}
     for name, artifact in reversed(list(linear_models.items())):
         model = LinearModel.load(artifact.path)
@@ -330,7 +330,7 @@ def export_linear(
 
 
 def _columns(config: RunConfig) -> dict[str, str]:
-    """The part of the key of an export for the columns that `predict` reads and the card names, where they are not the default ones."""
+    """Return the part of an export's key for the columns that `predict` reads and the card names, if they are not the default ones."""
     return config.task.model_dump(include=_COLUMNS, exclude_defaults=True)
 
 

@@ -127,7 +127,7 @@ def fit_naive_bayes(run: RunContext, selection: SelectedPassages) -> Artifact | 
 
 
 def word_vectors(run: RunContext, corpus: Corpus) -> Artifact:
-    """The word vectors of the corpus, from the store."""
+    """Return the word vectors of the corpus, from the store."""
     return build_word_vectors(corpus, run.store, diacritics=run.config.diacritics, threads=run.threads, emit=run.emit)
 
 
@@ -185,7 +185,7 @@ def model_fingerprint(model: Artifact) -> str:
 
 
 def search_space(config: RunConfig) -> SearchSpace:
-    """The candidates of the run's linear models."""
+    """Return the candidates of the run's linear models."""
     return SearchSpace(config.baseline.c, config.metric, config.seed)
 
 
@@ -195,7 +195,7 @@ def _task(task: Task) -> dict[str, str]:
 
 
 def _words_of(run: RunContext) -> Task:
-    """The task with the texts that linear models read."""
+    """Return the task with the texts that linear models read."""
     return run.task.with_texts(remove_diacritics) if run.config.diacritics == "remove" else run.task
 
 
@@ -225,7 +225,7 @@ def read_held_out(models: Mapping[str, Artifact]) -> dict[str, HeldOut]:
 
 
 def plan_linear(run: RunContext) -> RunPlan:
-    """The plan of a run that trains no encoder: the selection is limited by documents only."""
+    """Return the plan of a run that trains no encoder: the selection is limited by documents only."""
     retriever = run.config.retriever
     retriever = None if retriever is None else plan_selection(retriever, amount=None, tokens_per_unit=0.0)
     return RunPlan(retriever, "fp32", run.threads, Speed(0.0, 0.0), operations=False)

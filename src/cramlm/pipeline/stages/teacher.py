@@ -32,7 +32,7 @@ PASSAGES_FILE: Final = "passages.npy"
 
 
 def external_length(phase: PhaseConfig) -> int:
-    """Tokens of the longest sequence of external text."""
+    """Return the tokens of the longest sequence of external text."""
     return min(phase.external_length or phase.text_length, phase.text_length)
 
 
@@ -43,7 +43,7 @@ def piece_length(phase: PhaseConfig, tokenizer: Tokenizer, prompt: Prompt | None
 
 
 def pieces_file(length: int) -> str:
-    """The soft labels of passages in pieces of at most `length` tokens."""
+    """Return the soft labels of passages in pieces of at most `length` tokens."""
     return f"passages-{length}.npy"
 
 
@@ -123,7 +123,7 @@ def _paired(pieces: Sequence[str], *, seed: int) -> list[Example]:
 
 
 def _halves(text: str) -> tuple[str, str]:
-    """A text divided at the first space behind its middle; at the middle if there is none, as in scripts without spaces."""
+    """Return a text divided at the first space behind its middle; at the middle if there is none, as in scripts without spaces."""
     middle = max(1, len(text) // 2)
     cut = text.find(" ", middle)
     cut = cut if 0 < cut < len(text) - 1 else middle
@@ -136,7 +136,7 @@ def _save_pieces(folder: Path, length: int, tokens: Tokens, source: IntArray) ->
 
 
 def read_pieces(folder: Path, length: int) -> Tokens | None:
-    """The pieces with markers, or as pairs, as sequences of at most `length` tokens; None if the teacher of this folder changed none."""
+    """Return pieces with markers, or as pairs, as sequences of at most `length` tokens; None if the teacher of this folder changed none."""
     paths = [folder / f"pieces-{length}-{name}.npy" for name in ("ids", "offsets", "source")]
     return Tokens(*map(read_array, paths)) if paths[0].is_file() else None
 

@@ -44,14 +44,14 @@ def report_task(run: RunContext) -> None:
 
 
 def corpus(run: RunContext) -> Corpus | None:
-    """The raw text, read once for all runs; of a search server, the hits of the queries."""
+    """Return the raw text, read once for all runs; of a search server, the hits of the queries."""
     if isinstance(run.config.retriever, ElasticsearchConfig):
         return server_corpus(run.config.retriever, run.task.queries, run.store, emit=run.emit)
     return None if run.config.corpus is None else build_corpus(run.config.corpus, run.store, emit=run.emit)
 
 
 def selection(run: RunContext, plan: RunPlan, corpus: Corpus | None) -> SelectedPassages | None:
-    """The passages retrieved for the training and unlabelled texts (or random ones, of a control), and the unlabelled texts."""
+    """Return the passages retrieved for the training and unlabelled texts (or random ones, of a control), and the unlabelled texts."""
     if corpus is None or plan.retriever is None:
         return None
     out = run.folder / "selection"
@@ -130,7 +130,7 @@ def tokens(run: RunContext, selection: SelectedPassages | None, tokenizer: Token
 
 
 def task_texts(task: Task) -> list[str]:
-    """The distinct texts that stages encode: each half of a pair and, for the linear models, both halves as one text."""
+    """Return the distinct texts that stages encode: each half of a pair and, for the linear models, both halves as one text."""
     examples = [*task.train, *task.dev, *task.test]
     texts = [text for each in examples for text in (each.text, each.text_pair, each.whole_text) if text is not None]
     return list(dict.fromkeys(texts))
@@ -199,7 +199,7 @@ def marker_inserter(run: RunContext) -> MarkerInserter:
 
 
 def marker_tokens(run: RunContext, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """The tokens that mark places in the training texts: [CLS], [SEP], and those that occur in markers more often than elsewhere.
+    """Return the tokens that mark places in the training texts: [CLS], [SEP], and those that occur in markers more often than elsewhere.
 
     Raises:
         UsageError: if the texts have no markers and are no pairs.

@@ -323,7 +323,7 @@ class _Training:
 
 
 def inherited_score(phase: PhaseConfig, start: FinishedPhase) -> float | None:
-    """The dev score of the weights of `start`, if `phase` continues with the same labels, head and row length; else None."""
+    """Return the dev score of the weights of `start`, if `phase` continues with the same labels, head and row length; else None."""
     earlier, report = start.phase, start.report
     comparable = phase.learns_labels and earlier.learns_labels and not phase.reset_task_head and phase.row_length == earlier.row_length
     score_is_of_weights = earlier.keep == "best" or report["best_step"] == report["steps"]
@@ -435,7 +435,7 @@ class PhaseJob:
     compile_layers: bool | None
 
     def training(self, pools: Pools, dev: DevEvaluation, *, fingerprint: Mapping[str, Any], stop: Stop, ranks: Ranks) -> TrainingJob:
-        """The job of one rank."""
+        """Return the job of one rank."""
         batches = Batches(self.phase, *pools, seed=self.seed, phase_index=self.number, special=self.special)
         return TrainingJob(batches, self.work, fingerprint, self.precision, dev, stop=stop, ranks=ranks, compile_layers=self.compile_layers)
 

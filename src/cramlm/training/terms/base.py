@@ -49,7 +49,7 @@ def terms_of(phase: PhaseConfig) -> Iterator[Term]:
 
 
 def token_values_of(phase: PhaseConfig, pool: TokenPool, index: int) -> npt.NDArray[Any] | None:
-    """The token labels, scores or word begins of a sequence of the pool, whichever the phase needs; None if none."""
+    """Return the token labels, scores or word begins of a sequence of the pool, whichever the phase needs; None if none."""
     if phase.needs_token_labels:
         values: npt.NDArray[Any] | None = pool.token_labels
     elif phase.needs_scores:
@@ -77,7 +77,7 @@ class Counts:
         return self.numbers.get(name, 0)
 
     def divisor(self, name: str) -> Tensor | int:
-        """The number, at least 1, to divide a sum by."""
+        """Return the number, at least 1, to divide a sum by."""
         return max(self[name], 1) if self.divisors is None or name not in self.divisors else self.divisors[name]
 
 
@@ -93,7 +93,7 @@ class Sampled:
     targets: FloatArray
 
     def packed(self, phase: PhaseConfig, special: SpecialIds, *, sequences: Sequence[npt.NDArray[Any]] | None = None) -> Batch:
-        """The sequences, or others in their place, side by side in rows."""
+        """Return the sequences, or others in their place, side by side in rows."""
         return pack(
             self.sequences if sequences is None else sequences,
             labels=self.labels,
@@ -136,7 +136,7 @@ class Term(ABC):
 
     @abstractmethod
     def counts(self, batch: Batch | PackedBatch) -> Mapping[str, int]:
-        """The number of positions or sequences of each mean, by its name."""
+        """Return the number of positions or sequences of each mean, by its name."""
 
 
 class LabelTerm(Term):
@@ -155,19 +155,19 @@ class TextTerm(Term):
         return True
 
     def of_origin(self, external: BoolArray) -> BoolArray:
-        """True for the sequences whose origin the term is on."""
+        """Return True for the sequences whose origin the term is on."""
         return np.where(external, "external" in self.configs, "task" in self.configs)
 
     @abstractmethod
     def batch(self, sampled: Sampled, special: SpecialIds, *, step: int, random: Random) -> Batch:
-        """The batch of a step with the positions that predict tokens (`masked`, `mlm_labels`) and their replaced tokens."""
+        """Return the batch of a step with the positions that predict tokens (`masked`, `mlm_labels`) and their replaced tokens."""
 
     def tokens_read(self, pool: TokenPool, special: SpecialIds, *, random: Random) -> float:
         """Mean tokens of a pool's sequence in a batch."""
         return pool.mean_length
 
     def encoded(self, model: Model, batch: PackedBatch, *, dropout: Dropout | None) -> tuple[PackedBatch, Any]:
-        """The batch as the encoder reads it, and the intermediate results that `loss` needs."""
+        """Return the batch as the encoder reads it, and the intermediate results that `loss` needs."""
         return batch, None
 
     @abstractmethod
@@ -189,7 +189,7 @@ class PositionTerm(TextTerm):
         return {f"{self.kind}_{origin}": positions[origin] for origin in self.configs}
 
     def position_weights(self, batch: PackedBatch, counts: Counts, *, scale: float) -> tuple[Tensor, Mapping[Origin, Tensor]]:
-        """The weight of each position's loss in the total, (M,); and by origin whether each is of it, (M,)."""
+        """Return the weight of each position's loss in the total, (M,); and by origin whether each is of it, (M,)."""
         owner = batch.sequence.flatten()[batch.masked]
         is_external, is_real = batch.external[owner], owner >= 0
         of: dict[Origin, Tensor] = {"external": is_external & is_real, "task": ~is_external & is_real}
@@ -197,7 +197,7 @@ class PositionTerm(TextTerm):
         return torch.where(is_external, external, task) * is_real, of
 
     def means(self, each: Tensor, of: Mapping[Origin, Tensor], counts: Counts) -> dict[str, Tensor]:
-        """The mean loss of each origin in the batch. of: from `position_weights`."""
+        """Return the mean loss of each origin in the batch. of: from `position_weights`."""
         names: dict[Origin, str] = {origin: f"{self.kind}_{origin}" for origin in self.configs}
         return {name: (each * of[origin]).sum() / counts.divisor(name) for origin, name in names.items() if counts[name]}
 
@@ -240,5 +240,5 @@ class TokenHeadTerm(PositionTerm):
 
 
 def without_labels(batch: Batch) -> Batch:
-    """The batch without labels and soft labels."""
+    """Return the batch without labels and soft labels."""
     return replace(batch, task_labels=np.full_like(batch.task_labels, -1), soft_labels=np.full_like(batch.soft_labels, np.nan))

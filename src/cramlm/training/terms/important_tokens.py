@@ -84,7 +84,7 @@ def label_words(
 
 
 def score_tokens(model: Model, pool: TokenPool, *, precision: Precision) -> FloatArray:
-    """The token head's logit of every token of a pool: > 0 where it predicts that the token is important."""
+    """Return the token head's logit of every token of a pool: > 0 where it predicts that the token is important."""
     scores = np.zeros(len(pool.ids), dtype=np.float32)
     for batch in _batches(model, [pool.sequence(number) for number in range(len(pool))]):
         with torch.no_grad(), autocast(model.device, precision):
@@ -114,7 +114,7 @@ class _Words:
         return cls(pool, number, (number >= 0) & ~is_stop_word[np.maximum(number, 0)])
 
     def of_text(self, text: int) -> list[IntArray]:
-        """The positions in the pool of each candidate word of a text, in order."""
+        """Return the positions in the pool of each candidate word of a text, in order."""
         positions = np.arange(self.pool.offsets[text], self.pool.offsets[text + 1])
         positions = positions[self.candidates[positions]]
         return np.split(positions, np.flatnonzero(np.diff(self.number[positions])) + 1) if len(positions) else []
@@ -176,7 +176,7 @@ def _by_gradient(model: Model, words: _Words, texts: IntArray, *, share: float, 
 
 
 def _confidence(model: Model, texts: Sequence[npt.NDArray[Any]], labels: IntArray, *, precision: Precision) -> tuple[FloatArray, BoolArray]:
-    """The probability of each text's own label, and whether that label is the most probable."""
+    """Return the probability of each text's own label, and whether that label is the most probable."""
     own_probability, correct = np.zeros(len(texts), dtype=np.float32), np.zeros(len(texts), dtype=np.bool_)
     for batch in _batches(model, texts):
         with torch.no_grad(), autocast(model.device, precision):

@@ -54,7 +54,7 @@ class ReplacedTokenDetection(PositionTerm):
         return replace(batch, chance=random("replacements").random(len(batch.masked), dtype=np.float32))
 
     def encoded(self, model: Model, batch: PackedBatch, *, dropout: Dropout | None) -> tuple[PackedBatch, Replaced]:
-        """The batch with replaced tokens."""
+        """Return the batch with replaced tokens."""
         replaced = replace_tokens(model, batch, dropout=dropout)
         return replaced.batch, replaced
 
@@ -109,7 +109,7 @@ def replace_tokens(model: Model, batch: PackedBatch, *, dropout: Dropout | None 
 
 
 def sample_tokens(logits: Tensor, chance: Tensor) -> Tensor:
-    """A token for each row of logits (M, V) from their softmax, by inversion at `chance` (M,) in [0, 1); (M,) int64."""
+    """Return a token for each row of logits (M, V) from their softmax, by inversion at `chance` (M,) in [0, 1); (M,) int64."""
     tokens = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
     block = max(1, _BLOCK // logits.shape[1])
     for start in range(0, len(logits), block):

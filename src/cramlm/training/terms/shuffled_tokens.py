@@ -19,7 +19,7 @@ class ShuffledTokenDetection(TokenHeadTerm):
     """Binary classification of every token that is not special."""
 
     def batch(self, sampled: Sampled, special: SpecialIds, *, step: int, random: Random) -> Batch:
-        """The chosen tokens of each sequence in random order; `mlm_labels` are 1 where that changed the token."""
+        """Return the chosen tokens of each sequence in random order; `mlm_labels` are 1 where that changed the token."""
         batch, masking, rng = sampled.packed(self.phase, special), self.phase.masking, random("masks")
         ids, owner, where = batch.token_ids.ravel(), batch.sequence.ravel(), self.of_origin(batch.external)
         tokens = FlatTokens(ids, owner, len(batch.first), where, sampled.packed_values(self.phase))
