@@ -38,7 +38,7 @@ def test_a_run_is_evaluated_and_explained_by_its_combination(finished: Path) -> 
     lines = read_jsonl(finished / "evaluation/predictions-test-combined.jsonl")
     texts = [row["text"] for row in read_jsonl(finished / "task/test.jsonl")]
     expected = np.array([[line["probabilities"][label] for label in predictor.labels] for line in lines])
-    assert np.allclose(predictor.probabilities(texts), expected, atol=1e-4)
+    assert np.allclose(predictor.probabilities(texts), expected, atol=3e-4)
     scores = json.loads((finished / "evaluation/scores.json").read_bytes())["models"]["combined"]["test"]
     evaluated = json.loads(printed("evaluate", finished, finished / "task/test.jsonl", "--json"))
     assert evaluated["macro_f1"] == pytest.approx(scores["macro_f1"])

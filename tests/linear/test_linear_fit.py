@@ -35,8 +35,8 @@ from cramlm.config.run import BaselineConfig, TaskConfig
 from cramlm.data.task import read_task
 from cramlm.evaluation.kinds import KINDS, DevScorer
 from cramlm.evaluation.logit_adjustment import TAUS, logit_adjustments
+from cramlm.linear import cross_validation, solvers
 from cramlm.linear import fit as fit_module
-from cramlm.linear import solvers
 from cramlm.linear.features import VARIANTS
 from cramlm.linear.fit import VECTOR_WEIGHTS, LinearFit, SearchSpace, Spans, TaskFeatures, fit_linear, markers_of
 from cramlm.linear.solvers import inner_products
@@ -220,10 +220,14 @@ def test_progress_is_repeated_between_two_values_of_c_so_that_a_run_can_stop_the
     assert [event.done for event in events] == [0, 1, 2, 3, 4]
 
 
-def test_with_many_labels_two_values_of_c_decide_which_combinations_try_all(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("most", "products", "small_dev"), [("MAX_FIT_PRODUCTS", 1, 0), ("MAX_FOLD_PRODUCTS", 6, 200)])
+def test_with_many_labels_or_folds_two_values_of_c_decide_which_combinations_try_all(
+    most: str, products: int, small_dev: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cross_validation, "SMALL_DEV", small_dev)
     task, grid = topic_task(sea=20, hill=20, war=20), (0.1, 1.0, 10.0, 100.0, 1000.0)
     whole = fit(task, c=grid)
-    monkeypatch.setattr(fit_module, "MAX_FIT_PRODUCTS", 60**2 * 3 - 1)
+    monkeypatch.setattr(fit_module, most, products * 60**2 * 3 - 1)
     fitted = fit(task, c=grid)
     tried: dict[tuple[str, str], list[float]] = {}
     for each in fitted.tried:
