@@ -106,10 +106,10 @@ def combine_on_dev(
     """Calibrate models on the dev texts and combine them.
 
     outputs: of each model for `task.dev`, (n, labels), after its logit adjustment. metric: the dev score that chooses tau. held_out: where
-    dev is small, of the linear models for the same training texts. They are calibrated on both; tau is chosen on both, with the linear
-    models alone for the training texts.
+    dev is small, of the linear models. They are calibrated on both; tau is chosen on both, with the linear models alone for the training
+    texts. Without effect unless all linear models predict the same texts.
     """
-    known = _of_same_rows({name: each for name, each in (held_out or {}).items() if name in outputs})
+    known = _if_of_same_rows({name: each for name, each in (held_out or {}).items() if name in outputs})
     if not known:
         calibrations = {name: calibrate_on_dev(task, values, metric=metric) for name, values in outputs.items()}
         kept = _kept(calibrations)
@@ -131,10 +131,10 @@ def combine_on_dev(
     return CombinationFit(combination, {name: each.loss for name, each in calibrations.items()}, adjustment)
 
 
-def _of_same_rows(held_out: Mapping[str, HeldOut]) -> dict[str, HeldOut]:
-    """The models that predict most training texts out of fold; none if there are no such texts."""
-    rows: list[int] = max((each.rows.tolist() for each in held_out.values()), key=len, default=[])
-    return {name: each for name, each in held_out.items() if rows and each.rows.tolist() == rows}
+def _if_of_same_rows(held_out: Mapping[str, HeldOut]) -> Mapping[str, HeldOut]:
+    """All of them if they predict the same training texts, else none: losses on different texts cannot be compared."""
+    first, *others = [each.rows.tolist() for each in held_out.values()] or [[]]
+    return held_out if first and all(each == first for each in others) else {}
 
 
 def _kept(calibrations: Mapping[str, Calibration]) -> dict[str, Calibration]:

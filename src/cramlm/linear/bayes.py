@@ -21,10 +21,9 @@ import numpy.typing as npt
 
 from cramlm.evaluation.combination import HeldOut
 from cramlm.evaluation.kinds import KINDS
-from cramlm.linear.cross_validation import held_out_folds
 from cramlm.linear.features import Tfidf, Vocabulary, normalize
 from cramlm.linear.files import BayesSetting
-from cramlm.linear.fit import FEW_TEXTS, DevCandidates, LinearFit, has_too_many_characters, sample_texts
+from cramlm.linear.fit import DevCandidates, LinearFit, decisive_folds, sample_texts
 from cramlm.linear.model import LinearModel
 from cramlm.linear.solvers import SOLVERS, Coefficients
 from cramlm.linear.teacher import align_distribution, label_counts
@@ -121,9 +120,7 @@ class _Data:
 
     def held_out(self, task: Task, setting: BayesSetting, adjustment: FloatArray) -> HeldOut:
         """Probabilities of the training texts that decide beside a small dev set, each by a fit without its fold."""
-        solver, texts = SOLVERS[task.kind], task.with_label_texts.train
-        small = len(texts) <= FEW_TEXTS and not has_too_many_characters(texts)  # as of the other linear models
-        folds = held_out_folds(task.train, solver.targets(task), dev_texts=len(task.dev)) if small else []
+        solver, folds = SOLVERS[task.kind], decisive_folds(task)
         logits = [solver.logits("multinomial", self.fit(setting, fold).scores(self.train[fold])) + adjustment for fold in folds]
         outputs = KINDS[task.kind].outputs(np.concatenate([np.zeros((0, len(task.labels)), np.float32), *logits]))
         return HeldOut(np.concatenate([np.zeros(0, np.int64), *folds]), outputs)

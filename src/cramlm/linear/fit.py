@@ -45,7 +45,8 @@ MAX_MULTINOMIAL_WEIGHTS: Final = 8_000_000  # features * labels of sparse matric
 MAX_FIT_PRODUCTS: Final = 100_000_000
 """Texts * texts * labels of a fit in coordinates. Of larger ones, which take seconds each, `SCREENED` values of C are tried at first, and
 one finalist is fitted on all texts."""
-MAX_FOLD_PRODUCTS: Final = 5_000_000  # of all fits of a setting, where one more is needed for each fold; screened likewise
+MAX_FOLD_PRODUCTS: Final = 5_000_000
+"""The same where a model is fitted without each fold as well, for all of these fits together."""
 SCREENED: Final = 2
 MAX_KEPT_VALUES: Final = 50_000_000
 """Of the matrices of a fit: those of more than 200 MB are not kept for several fits at a time."""
@@ -184,11 +185,6 @@ class TaskFeatures:
         tfidf = Tfidf(variant, tuple(part[0] for part in parts))
         return VariantRows(tfidf, join([part[1] for part in parts]), join([part[2] for part in parts]), vectors, kept)
 
-    def held_out(self, task: Task) -> list[IntArray]:
-        """Indices of the training texts of each fold that decides beside a small dev set; without label texts."""
-        strata = self._strata[: len(task.train)]
-        return held_out_folds(task.train, strata, dev_texts=len(task.dev))
-
     def sample(self, rows: VariantRows, count: int) -> VariantRows:
         """About `count` of the training rows, the same share of every label."""
         chosen = _share_of(self._strata[rows.kept], count / len(rows.kept), self._seed)
@@ -222,6 +218,17 @@ def fit_reads_seed(task: Task) -> bool:
 def has_too_many_characters(texts: Iterable[Example]) -> bool:
     """Return True if a variant samples these training texts because they are too long together."""
     return sum(len(normalize(text.divided_text)) for text in texts) > min(MAX_CHARACTERS.values())
+
+
+def decisive_folds(task: Task) -> list[IntArray]:
+    """Indices of the training texts of each fold that decides beside a small dev set (`held_out_folds`).
+
+    None if the models are fitted on a sample of the texts, or their fits take seconds each.
+    """
+    learned, solver = task.with_label_texts.train, SOLVERS[task.kind]
+    if len(learned) > FEW_TEXTS or len(learned) ** 2 * len(task.labels) > MAX_FIT_PRODUCTS or has_too_many_characters(learned):
+        return []
+    return held_out_folds(task.train, solver.strata(solver.targets(task)), dev_texts=len(task.dev))
 
 
 def markers_of(task: Task) -> Markers | None:
@@ -261,7 +268,7 @@ def _fit_linear(task: Task, space: SearchSpace, stage: str, vectors: CorpusVecto
 
     few = len(learned.train) <= FEW_TEXTS
     all_kept = few and all(len(features.kept(variant)) == len(learned.train) for variant in variants)
-    folds = features.held_out(task) if all_kept else []
+    folds = decisive_folds(task) if all_kept else []
     search = _Search(task, space, workers, folds)
     rows: dict[Variant, VariantRows] = {}
     searched: dict[Variant, VariantRows] = {}

@@ -219,9 +219,11 @@ def _save(fit: LinearFit, target: Path, config: RunConfig) -> None:
 
 
 def read_held_out(models: Mapping[str, Artifact]) -> dict[str, HeldOut]:
-    """What the linear models predict for training texts out of fold, by name; only those that do."""
-    known = {name: model.path for name, model in models.items() if _HELD_OUT in model.files}
-    return {name: HeldOut(read_array(path / _HELD_OUT_ROWS), read_array(path / _HELD_OUT)) for name, path in known.items()}
+    """What the linear models predict for training texts out of fold, by name; nothing if one of them does not."""
+    if not all(_HELD_OUT in model.files for model in models.values()):
+        return {}
+    paths = {name: model.path for name, model in models.items()}
+    return {name: HeldOut(read_array(path / _HELD_OUT_ROWS), read_array(path / _HELD_OUT)) for name, path in paths.items()}
 
 
 def plan_linear(run: RunContext) -> RunPlan:
