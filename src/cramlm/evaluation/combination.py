@@ -4,7 +4,8 @@ The logits are log-probabilities in a classification, log-odds where a text may 
 
 Each model is calibrated on dev (calibration.py). Its weight decreases exponentially with its calibrated dev loss, at a fixed rate: weights
 fitted to a few hundred dev texts would be mostly noise, and equal weights give a bad model too much influence. A model far above the lowest
-loss is left out. The logit adjustment of the average is chosen on dev, like that of every model.
+loss is left out. The logit adjustment of the average is chosen on dev, like that of every model. Where dev is small, training texts that
+the linear models predict out of fold decide with it (linear/cross_validation.py).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 
 from cramlm.evaluation.calibration import Calibration, calibrate, calibrate_labels, calibrate_numbers, finite_vector
 from cramlm.evaluation.kinds import KINDS, DevScorer
-from cramlm.evaluation.logit_adjustment import Adjustment, choose_adjustment
+from cramlm.evaluation.logit_adjustment import TAUS, Adjustment, choose_adjustment
 from cramlm.records import FloatArray, IntArray, Task, TaskKind
 
 ENCODER: Final = "encoder"
@@ -110,23 +111,17 @@ def combine_on_dev(
     texts. Without effect unless all linear models predict the same texts.
     """
     known = _if_of_same_rows({name: each for name, each in (held_out or {}).items() if name in outputs})
-    if not known:
-        calibrations = {name: calibrate_on_dev(task, values, metric=metric) for name, values in outputs.items()}
-        kept = _kept(calibrations)
-        unadjusted = Combination(task.kind, task.labels, kept, np.zeros(len(task.labels), dtype=np.float32), 0.0)
-        adjustment = choose_adjustment(unadjusted.logits(outputs), task, metric=metric)
-    else:
-        more = next(iter(known.values())).rows.tolist()
-        whole = replace(task, dev=(*task.dev, *(task.train[row] for row in more)))
-        calibrations = _calibrated(task, whole, outputs, known, metric)
-        kept = _kept(calibrations)
-        unadjusted = Combination(task.kind, task.labels, kept, np.zeros(len(task.labels), dtype=np.float32), 0.0)
-        on_dev, linear = unadjusted.logits(outputs), {name: each for name, each in kept.items() if name in known}
-        adjustment = choose_adjustment(on_dev, task, metric=metric, averaged=True)
-        if linear:
-            of_linear = replace(unadjusted, models=linear).logits({name: known[name].outputs for name in linear})
-            chosen = choose_adjustment(np.concatenate([on_dev, of_linear]), whole, metric=metric, averaged=True)
-            adjustment = choose_adjustment(on_dev, task, metric=metric, taus=(chosen.tau,))
+    more = next(iter(known.values())).rows.tolist() if known else []
+    whole = replace(task, dev=(*task.dev, *(task.train[row] for row in more)))
+    calibrations = _calibrated(task, whole, outputs, known, metric)
+    lowest = min(each.loss for each in calibrations.values())
+    kept = {name: each for name, each in calibrations.items() if each.loss <= lowest + LARGEST_GAP}
+    unadjusted = Combination(task.kind, task.labels, kept, np.zeros(len(task.labels), dtype=np.float32), 0.0)
+    logits, taus = unadjusted.logits(outputs), TAUS
+    if linear := {name: each for name, each in kept.items() if name in known}:
+        of_linear = replace(unadjusted, models=linear).logits({name: known[name].outputs for name in linear})
+        taus = (choose_adjustment(np.concatenate([logits, of_linear]), whole, metric=metric, averaged=True).tau,)
+    adjustment = choose_adjustment(logits, task, metric=metric, taus=taus)
     combination = Combination(task.kind, task.labels, kept, adjustment.values, adjustment.tau)
     return CombinationFit(combination, {name: each.loss for name, each in calibrations.items()}, adjustment)
 
@@ -137,12 +132,6 @@ def _if_of_same_rows(held_out: Mapping[str, HeldOut]) -> Mapping[str, HeldOut]:
     return held_out if first and all(each == first for each in others) else {}
 
 
-def _kept(calibrations: Mapping[str, Calibration]) -> dict[str, Calibration]:
-    """Those whose loss is not far above the lowest."""
-    lowest = min(each.loss for each in calibrations.values())
-    return {name: each for name, each in calibrations.items() if each.loss <= lowest + LARGEST_GAP}
-
-
 def _calibrated(
     task: Task, whole: Task, outputs: Mapping[str, FloatArray], held_out: Mapping[str, HeldOut], metric: str
 ) -> dict[str, Calibration]:
@@ -151,6 +140,8 @@ def _calibrated(
     The loss of a model without such predictions is that of the best other model plus a share of their difference on dev, which is mostly
     chance on few texts: `SHRINKAGE` texts count as many without a difference.
     """
+    if not held_out:
+        return {name: calibrate_on_dev(task, values, metric=metric) for name, values in outputs.items()}
     both = {name: np.concatenate([outputs[name], each.outputs]) for name, each in held_out.items()}
     calibrations = {name: calibrate_on_dev(whole, values, metric=metric) for name, values in both.items()}
     best = min(calibrations, key=lambda name: calibrations[name].loss)
