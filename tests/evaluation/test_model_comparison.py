@@ -14,7 +14,7 @@ from sklearn.metrics import f1_score
 from cramlm.config.run import DEV_METRICS
 from cramlm.data.labels import format_labels, format_number
 from cramlm.evaluation import comparison
-from cramlm.evaluation.comparison import SPLITS, Verdict, _half, compare_on_dev, compare_predictions, cross_fitted, holm
+from cramlm.evaluation.comparison import SPLITS, OutOfFold, Verdict, _half, compare_on_dev, compare_predictions, cross_fitted, holm
 from cramlm.evaluation.kinds import DevScorer
 from cramlm.records import IntArray, TaskKind
 
@@ -202,6 +202,24 @@ def test_the_verdict_names_a_cheaper_model_that_is_not_clearly_worse() -> None:
     assert "better than bayes, which is cheaper" in result.text
     assert "). The cheaper static is not clearly worse (" in result.text
     assert "not clearly worse" not in verdict(tfidf=predictions(0.6), tlm=predictions(0.85, seed=1)).text
+
+
+def test_linear_models_are_compared_on_training_texts_out_of_fold_where_dev_is_small() -> None:
+    few = DevScorer.of(dev_task([LABELS[label] for label in TRUTH[:12]]), "macro_f1")
+    weak, good = predictions(0.6), predictions(0.85, seed=1)
+    good[:, :12] = weak[:, :12]
+    models = {"tfidf": weak, "static": good, "tlm": good}
+    on_dev = {name: values[:, :12] for name, values in models.items()}
+    assert compare_on_dev(few, on_dev, seed=3).recommended == "tfidf"
+    out_of_fold = OutOfFold(SCORER, {name: models[name][0] for name in ("tfidf", "static")})
+    result = compare_on_dev(few, on_dev, seed=3, out_of_fold=out_of_fold)
+    assert result.recommended == "static"
+    assert result.text.startswith("No clear difference between tlm and static")
+    assert "The linear models were compared on 188 training texts out of fold, too." in result.text
+    del on_dev["tlm"]
+    result = compare_on_dev(few, on_dev, seed=3, out_of_fold=out_of_fold)
+    assert result.text.startswith("Use static: it is ")
+    assert "(on dev and 188 training texts out of fold: tfidf " in result.text
 
 
 def test_numbers_are_compared_by_their_correlation() -> None:

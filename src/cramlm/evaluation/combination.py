@@ -110,7 +110,7 @@ def combine_on_dev(
     dev is small, of the linear models. They are calibrated on both; tau is chosen on both, with the linear models alone for the training
     texts. Without effect unless all linear models predict the same texts.
     """
-    known = _if_of_same_rows({name: each for name, each in (held_out or {}).items() if name in outputs})
+    known = if_of_same_rows({name: each for name, each in (held_out or {}).items() if name in outputs})
     more = next(iter(known.values())).rows.tolist() if known else []
     whole = replace(task, dev=(*task.dev, *(task.train[row] for row in more)))
     calibrations = _calibrated(task, whole, outputs, known, metric)
@@ -126,7 +126,7 @@ def combine_on_dev(
     return CombinationFit(combination, {name: each.loss for name, each in calibrations.items()}, adjustment)
 
 
-def _if_of_same_rows(held_out: Mapping[str, HeldOut]) -> Mapping[str, HeldOut]:
+def if_of_same_rows(held_out: Mapping[str, HeldOut]) -> Mapping[str, HeldOut]:
     """All of them if they predict the same training texts, else none: losses on different texts cannot be compared."""
     first, *others = [each.rows.tolist() for each in held_out.values()] or [[]]
     return held_out if first and all(each == first for each in others) else {}

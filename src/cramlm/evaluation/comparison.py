@@ -16,7 +16,8 @@ so many trials are one matrix product.
 Recommendation. Every model is the best on dev of many candidates, and the more candidates there were, the more its dev score is too high.
 Models are therefore compared by cross-fitted scores: the candidate is chosen on one half of dev and scored on the other, both ways, over
 several splits that are the same for all models. The standard deviation of a difference over random halves of dev equals the standard error
-of the difference on all of dev (half-sample replication, McCarthy 1969); differences are measured in this standard error.
+of the difference on all of dev (half-sample replication, McCarthy 1969); differences are measured in this standard error. Where dev is
+small, linear models are compared with one another on dev and the training texts that they predict out of fold.
 """
 
 from __future__ import annotations
@@ -209,6 +210,17 @@ class Verdict:
         return {"recommended": self.recommended, "clear": self.clear, "cross_fitted": dict(self.scores), "text": self.text}
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class OutOfFold:
+    """What linear models predict where dev is small, (n + h, ...) by name: of n dev texts and h training texts, out of fold.
+
+    scorer: on all of them. The settings were chosen on most of these texts together, so there are no other candidates.
+    """
+
+    scorer: DevScorer
+    predictions: Mapping[str, npt.NDArray[Any]]
+
+
 @dataclass(frozen=True, slots=True)
 class _Comparison:
     """A model compared with the best of the cheaper ones. difference: the model's score less that one's. error: its standard error."""
@@ -228,19 +240,24 @@ class _Comparison:
         return f"{abs(scale * self.difference):.{places}f} ± {scale * self.error:.{places}f} {unit}{METRIC_NAMES[metric]}"
 
 
-def compare_on_dev(scorer: DevScorer, candidates: Mapping[str, npt.NDArray[Any]], *, seed: int) -> Verdict:
+def compare_on_dev(
+    scorer: DevScorer, candidates: Mapping[str, npt.NDArray[Any]], *, seed: int, out_of_fold: OutOfFold | None = None
+) -> Verdict:
     """Compare models, cheapest first, and recommend one.
 
     Each model is compared with the one recommended so far, and takes its place only if it is clearly better. The alternative, the cheapest
     model that no other clearly beats, is wrong more often (docs/log.md): with an error of three points, a weak model is beaten by none.
 
-    candidates: the dev predictions of everything that each model was chosen from, (m, n, ...).
+    candidates: the dev predictions of everything that each model was chosen from, (m, n, ...). out_of_fold: decides between the linear
+    models that it has.
     """
     metric = scorer.metric
-    halves = cross_fitted(scorer, candidates, seed=seed)
+    rows = len(scorer.truth)
+    more = {} if out_of_fold is None else {name: values[None] for name, values in out_of_fold.predictions.items()}
+    more_halves = {} if out_of_fold is None else cross_fitted(out_of_fold.scorer, more, seed=seed)
+    halves = cross_fitted(scorer, {name: more[name][:, :rows] if name in more else each for name, each in candidates.items()}, seed=seed)
     scores = {name: float(values.mean()) for name, values in halves.items()}
     cheapest, *others = candidates
-    rows = len(scorer.truth)
     few = f" Dev has {counted(rows, 'row')}, which is too few to compare models." if rows < _FEW_ROWS else ""
     if not others:
         score = format_metric(metric, scores[cheapest])
@@ -248,7 +265,8 @@ def compare_on_dev(scorer: DevScorer, candidates: Mapping[str, npt.NDArray[Any]]
         return Verdict(cheapest, False, scores, text + few)
 
     def compare(model: str, cheaper: str) -> _Comparison:
-        differences = halves[model] - halves[cheaper]
+        decide = more_halves if {model, cheaper} <= more_halves.keys() else halves
+        differences = decide[model] - decide[cheaper]
         return _Comparison(model, cheaper, float(differences.mean()), float(differences.std()))
 
     best, comparisons = cheapest, []
@@ -259,7 +277,11 @@ def compare_on_dev(scorer: DevScorer, candidates: Mapping[str, npt.NDArray[Any]]
             best = name
     decisive = next((each for each in reversed(comparisons) if best in (each.model, each.cheaper)), comparisons[-1])
     gap = decisive.gap(metric)
-    basis = f"(cross-fitted on dev: {', '.join(f'{name} {format_metric(metric, score)}' for name, score in scores.items())})"
+    by_dev = not {decisive.model, decisive.cheaper} <= more_halves.keys()
+    shown = scores if by_dev else {name: float(values.mean()) for name, values in more_halves.items()}
+    texts = "" if out_of_fold is None else f"{counted(len(out_of_fold.scorer.truth) - rows, 'training text')} out of fold"
+    listed = ", ".join(f"{name} {format_metric(metric, score)}" for name, score in shown.items())
+    basis = f"({'cross-fitted on dev' if by_dev else f'on dev and {texts}'}: {listed})"
     if best == decisive.model:
         text = f"Use {best}: it is {gap} better than {decisive.cheaper}, which is cheaper {basis}."
     elif decisive.clear:
@@ -271,6 +293,8 @@ def compare_on_dev(scorer: DevScorer, candidates: Mapping[str, npt.NDArray[Any]]
     if near:
         closest = min(near, key=lambda each: each.difference)
         text += f" The cheaper {closest.cheaper} is not clearly worse ({closest.gap(metric)})."
+    if by_dev and texts:
+        text += f" The linear models were compared on {texts}, too."
     return Verdict(best, decisive.clear, scores, text + few)
 
 

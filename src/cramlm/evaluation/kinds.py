@@ -246,7 +246,10 @@ class DevScorer:
 
     def predictions(self, logits: FloatArray) -> npt.NDArray[Any]:
         """Return the predictions of logits (n, labels). They are made from the outputs, whose float32 may round close logits to a tie."""
-        outputs = KINDS[self.kind].outputs(logits)
+        return self.predictions_of_outputs(KINDS[self.kind].outputs(logits))
+
+    def predictions_of_outputs(self, outputs: FloatArray) -> npt.NDArray[Any]:
+        """Return the predictions of outputs (n, labels)."""
         match self.kind:
             case "classification":
                 ids: npt.NDArray[Any] = outputs.argmax(axis=1).astype(np.int16)

@@ -16,8 +16,8 @@ from cramlm.config.run import RunConfig
 from cramlm.data.corpus import Corpus
 from cramlm.data.labels import RULES
 from cramlm.data.task import task_fingerprint
-from cramlm.evaluation.combination import COMBINATION_FILE, ENCODER, Combination, CombinationFit, HeldOut, combine_on_dev
-from cramlm.evaluation.comparison import compare_on_dev
+from cramlm.evaluation.combination import COMBINATION_FILE, ENCODER, Combination, CombinationFit, HeldOut, combine_on_dev, if_of_same_rows
+from cramlm.evaluation.comparison import OutOfFold, compare_on_dev
 from cramlm.evaluation.confidence import ConfidenceFile, fit_confidence
 from cramlm.evaluation.kinds import KINDS, METRIC_NAMES, DevScorer, format_metric, main_metric, score_test
 from cramlm.evaluation.logit_adjustment import adjusts_logits, choose_adjustment
@@ -78,13 +78,13 @@ def evaluate_encoder(
             logits = example_logits(trained.model, tokenizer, examples, max_length=trained.max_length, precision=plan.precision)
             return outputs_of(run.task.kind, logits)
 
-        linear_outputs = outputs_of_linear_models(run.task, linear_models)
+        linear_outputs, held_out = outputs_of_linear_models(run.task, linear_models), read_held_out(linear_models)
         outputs = {ENCODER: outputs_by_split(run.task, encoder_outputs), **linear_outputs}
         models = {run.config.name: score_outputs(run.task, outputs[ENCODER], target)}
         candidates = {name: read_array(artifact.path / DEV_PREDICTIONS) for name, artifact in linear_models.items()}
         candidates[run.config.name] = _dev_candidates(run, plan, trained, tokenizer)
         if linear_models:
-            fit = _combine(run, outputs, read_held_out(linear_models))
+            fit = _combine(run, outputs, held_out)
             combined = {split: _combined_outputs(fit.combination, outputs, split) for split in outputs[ENCODER]}
             outputs = {**outputs, COMBINED: combined}
             models[COMBINED] = score_outputs(run.task, combined, target, name=COMBINED)
@@ -92,10 +92,10 @@ def evaluate_encoder(
             write_json(target / COMBINATION_FILE, fit.combination.as_dict())
         models |= score_linear_models(run.task, linear_models, linear_outputs, target)
         save_confidence(run.task, outputs, target)
-        _conclude(run, target, models, candidates, trained.reports)
+        _conclude(run, target, models, candidates, trained.reports, _out_of_fold(run, linear_outputs, held_out))
 
     inputs = {"model": trained.fingerprint, **_inputs(run.task, linear_models)}
-    return run.build(Stage("evaluation", 8, {**_settings(run.config), "precision": plan.precision}, inputs, write))
+    return run.build(Stage("evaluation", 9, {**_settings(run.config), "precision": plan.precision}, inputs, write))
 
 
 def _combine(run: RunContext, outputs: Mapping[str, Outputs], held_out: Mapping[str, HeldOut]) -> CombinationFit:
@@ -138,9 +138,22 @@ def evaluate_linear(run: RunContext, linear_models: Mapping[str, Artifact]) -> A
         named = {name: run.config.name if name == run.config.model else name for name in linear_models}
         candidates = {named[name]: read_array(artifact.path / DEV_PREDICTIONS) for name, artifact in linear_models.items()}
         save_confidence(run.task, outputs, target)
-        _conclude(run, target, {named[name]: entry for name, entry in scores.items()}, candidates, ())
+        known = {named[name]: each for name, each in read_held_out(linear_models).items()}
+        out_of_fold = _out_of_fold(run, {named[name]: splits for name, splits in outputs.items()}, known)
+        _conclude(run, target, {named[name]: entry for name, entry in scores.items()}, candidates, (), out_of_fold)
 
-    return run.build(Stage("evaluation", 5, _settings(run.config), _inputs(run.task, linear_models), write))
+    return run.build(Stage("evaluation", 6, _settings(run.config), _inputs(run.task, linear_models), write))
+
+
+def _out_of_fold(run: RunContext, outputs: Mapping[str, Outputs], held_out: Mapping[str, HeldOut]) -> OutOfFold | None:
+    """The predictions of linear models for dev and training texts; None unless all predict the same texts."""
+    if not (known := if_of_same_rows(held_out)):
+        return None
+    rows = next(iter(known.values())).rows.tolist()
+    whole = replace(run.task, dev=(*run.task.dev, *(run.task.train[row] for row in rows)))
+    scorer = DevScorer.of(whole, run.config.metric)
+    both = {name: np.concatenate([outputs[name]["dev"], each.outputs]) for name, each in known.items()}
+    return OutOfFold(scorer, {name: scorer.predictions_of_outputs(values) for name, values in both.items()})
 
 
 def _conclude(
@@ -149,9 +162,10 @@ def _conclude(
     models: Mapping[str, Any],
     candidates: Mapping[str, npt.NDArray[Any]],
     phases: Sequence[Mapping[str, Any]],
+    out_of_fold: OutOfFold | None,
 ) -> None:
     """Write scores.json with the verdict. models: scores by name. candidates: dev predictions by name. phases: reports of the phases."""
-    verdict = compare_on_dev(DevScorer.of(run.task, run.config.metric), candidates, seed=run.config.seed)
+    verdict = compare_on_dev(DevScorer.of(run.task, run.config.metric), candidates, seed=run.config.seed, out_of_fold=out_of_fold)
     result = {
         "models": models,
         "verdict": verdict.text,
