@@ -38,7 +38,7 @@ from cramlm.evaluation.logit_adjustment import TAUS, logit_adjustments
 from cramlm.linear import cross_validation, solvers
 from cramlm.linear import fit as fit_module
 from cramlm.linear.features import VARIANTS
-from cramlm.linear.fit import VECTOR_WEIGHTS, LinearFit, SearchSpace, Spans, TaskFeatures, fit_linear, markers_of
+from cramlm.linear.fit import VECTOR_WEIGHTS, LinearFit, SearchSpace, Spans, TaskFeatures, fit_linear, markers_of, refit
 from cramlm.linear.solvers import inner_products
 from cramlm.linear.teacher import out_of_fold_labels
 from cramlm.records import PAIR_BOUNDARY, Event, Example, Task, TaskKind, silent
@@ -351,6 +351,17 @@ def test_real_tasks_reach_what_was_measured_before(name: str, micro: float, macr
     scores = score(fit(task, c=BaselineConfig().c, seed=13), task, task.test)
     assert scores.micro_f1 > micro
     assert scores.macro_f1 > macro
+
+
+def test_a_model_that_is_fitted_again_is_that_of_training_and_dev_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fit_module, "VECTOR_WEIGHTS", (0.5,))  # and so one setting
+    task, texts = topic_task(sea=40, hill=40), [row.text for row in topic_task().test]
+    fitted = fit(task, c=(3.0,), variants=("words",), vectors=VECTORS).model
+    whole = fit(replace(task, train=(*task.train, *task.dev)), c=(3.0,), variants=("words",), vectors=VECTORS).model
+    again = refit(fitted, task, seed=0)
+    assert again.setting == whole.setting
+    np.testing.assert_allclose(again.logits(texts) - again.adjustment, whole.logits(texts) - whole.adjustment, atol=1e-3)
+    assert not np.allclose(again.logits(texts), fitted.logits(texts), atol=1e-3)
 
 
 def test_a_word_of_a_label_name_counts_for_the_label() -> None:

@@ -23,7 +23,9 @@ from cramlm.config.base import parse_budget
 from cramlm.config.run import BaselineConfig, RunConfig, TokenizerConfig, load_config, to_toml
 from cramlm.data.task import read_task
 from cramlm.errors import Stopped, UsageError
+from cramlm.evaluation.kinds import KINDS
 from cramlm.inference.predictor import Predictor
+from cramlm.linear.model import LinearModel
 from cramlm.model.tokenizer import Tokenizer, train_tokenizer
 from cramlm.pipeline.context import Clock, Process, RunContext
 from cramlm.pipeline.run import run
@@ -189,6 +191,25 @@ def test_an_export_reads_the_columns_of_the_last_fit_of_equal_texts(tmp_path: Pa
     assert columns("text", "label") == ["text", "label"]
     assert columns("body", "topic") == ["body", "topic"]
     assert columns("text", "label") == ["text", "label"]
+
+
+def test_linear_models_are_exported_with_a_small_dev_split_and_scored_on_it_without(tmp_path: Path) -> None:
+    paths = write_task(tmp_path / "data", documents=60)
+    files = {"train": paths["train"], "test": paths["test"], "corpus": [paths["corpus"]]}
+    config = recipes.static(**files).model_copy(update={"threads": 1, "baseline": BaselineConfig(c=(3.0,))})
+    run(config, out=tmp_path / "run", store=tmp_path / "store")
+    task = read_task(config.task, seed=config.seed)
+    for stage, split, examples in (("static", "dev", task.dev), ("static-on-dev", "test", task.test)):
+        model = LinearModel.load(tmp_path / "run" / stage)
+        logits = model.logits([example.divided_text for example in examples])
+        written = read_jsonl(tmp_path / f"run/evaluation/predictions-{split}.jsonl")
+        found = [[row["probabilities"][label] for label in task.labels] for row in written]
+        np.testing.assert_allclose(KINDS[task.kind].outputs(logits), found, atol=1e-5)
+    fit = json.loads((tmp_path / "run/static-on-dev/fit.json").read_bytes())
+    assert fit["train_texts"] == len(task.train) + len(task.dev)
+    exported = LinearModel.load(tmp_path / "run/export")
+    np.testing.assert_array_equal(exported.coefficients.weights, model.coefficients.weights)
+    verify(tmp_path / "run/static-on-dev")
 
 
 @pytest.mark.parametrize(("stage", "steps", "evaluations"), [("phase-1-joint", 14, 0), ("phase-2-finetune", 10, 2)])

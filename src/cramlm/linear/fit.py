@@ -309,6 +309,21 @@ def _fit_linear(task: Task, space: SearchSpace, stage: str, vectors: CorpusVecto
     return LinearFit(model, space.metric, dev.dev_score, tuple(dev.tried), dev.distinct_predictions(), texts, seconds, outputs)
 
 
+@on_one_blas_thread
+def refit(model: LinearModel, task: Task, *, seed: int) -> LinearModel:
+    """Fit the setting of a model of few texts again, on the training and the dev texts."""
+    assert isinstance(model.setting, Setting), "naive Bayes reads passages as well"
+    whole = replace(task, train=(*task.train, *task.dev), dev=task.dev[:1])
+    learned, setting, solver = whole.with_label_texts, model.setting, SOLVERS[task.kind]
+    vectors = None if model.vectors is None else CorpusVectors(model.vectors, model.vectors)
+    rows = TaskFeatures(learned, vectors, seed=seed, markers=model.tfidf.markers).rows(model.tfidf.variant)
+    coordinates = Spans(rows).of(setting.vector_weight).coordinates
+    fitter = solver.fitter(coordinates.rows, solver.targets(learned)[rows.kept], setting, outputs=len(task.labels), seed=seed)
+    coefficients = coordinates.restore(fitter(setting.c), *rows.train_parts(setting.vector_weight))
+    (adjustment,) = logit_adjustments(whole, (model.tau,)).values()
+    return replace(model, tfidf=rows.tfidf, coefficients=coefficients, adjustment=adjustment)
+
+
 def in_coordinates(setting: Setting, texts: int, outputs: int) -> bool:
     """Return True if a model of more than `FEW_TEXTS` texts is fitted in the coordinates of their span, as those of few texts are."""
     small = texts <= MAX_MULTINOMIAL_TEXTS and texts**2 * outputs <= MAX_MULTINOMIAL_PRODUCTS

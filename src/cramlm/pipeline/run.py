@@ -194,8 +194,9 @@ def _run_encoder(run: RunContext, baseline: Artifact | None) -> tuple[RunConfig,
     trained = train.train(run, plan, planned, texts, teacher=teacher, embedding=embedding)
     trained = evaluate.adjust_logits(run, plan, trained, texts.tokenizer)
     scored_models = linear_models if scored else {}
-    evaluation = evaluate.evaluate_encoder(run, plan, trained, texts.tokenizer, scored_models)
-    evaluate.export_encoder(run, plan, trained, texts, corpus, evaluation, scored_models)
+    final = linear.refit_on_dev(run, scored_models)
+    evaluation = evaluate.evaluate_encoder(run, plan, trained, texts.tokenizer, scored_models, final)
+    evaluate.export_encoder(run, plan, trained, texts, corpus, evaluation, final)
     return config.model_copy(update={"phases": trained.phases}), evaluation
 
 
@@ -219,8 +220,9 @@ def _run_linear(run: RunContext, baseline: Artifact | None) -> Artifact:
     if run.config.model == "static" and corpus is not None:
         static = linear.fit_static(run, linear.word_vectors(run, corpus), baseline, bayes)
     linear_models = _present(tfidf=baseline, bayes=bayes, static=static)
-    evaluation = evaluate.evaluate_linear(run, linear_models)
-    evaluate.export_linear(run, linear_models[run.config.model], corpus, selection, evaluation)
+    final = linear.refit_on_dev(run, linear_models)
+    evaluation = evaluate.evaluate_linear(run, linear_models, final)
+    evaluate.export_linear(run, final[run.config.model], corpus, selection, evaluation)
     return evaluation
 
 

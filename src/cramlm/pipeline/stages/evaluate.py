@@ -67,7 +67,12 @@ def adjust_logits(run: RunContext, plan: RunPlan, trained: Trained, tokenizer: T
 
 
 def evaluate_encoder(
-    run: RunContext, plan: RunPlan, trained: Trained, tokenizer: Tokenizer, linear_models: Mapping[str, Artifact]
+    run: RunContext,
+    plan: RunPlan,
+    trained: Trained,
+    tokenizer: Tokenizer,
+    linear_models: Mapping[str, Artifact],
+    final: Mapping[str, Artifact],
 ) -> Artifact:
     """Score the model, the linear models (cheapest first) and the combination of all on dev and once on test, and write the verdict."""
 
@@ -78,7 +83,7 @@ def evaluate_encoder(
             logits = example_logits(trained.model, tokenizer, examples, max_length=trained.max_length, precision=plan.precision)
             return outputs_of(run.task.kind, logits)
 
-        linear_outputs, held_out = outputs_of_linear_models(run.task, linear_models), read_held_out(linear_models)
+        linear_outputs, held_out = outputs_of_linear_models(run.task, linear_models, final), read_held_out(linear_models)
         outputs = {ENCODER: outputs_by_split(run.task, encoder_outputs), **linear_outputs}
         models = {run.config.name: score_outputs(run.task, outputs[ENCODER], target)}
         candidates = {name: read_array(artifact.path / DEV_PREDICTIONS) for name, artifact in linear_models.items()}
@@ -90,11 +95,11 @@ def evaluate_encoder(
             models[COMBINED] = score_outputs(run.task, combined, target, name=COMBINED)
             candidates[COMBINED] = fit.adjustment.predictions
             write_json(target / COMBINATION_FILE, fit.combination.as_dict())
-        models |= score_linear_models(run.task, linear_models, linear_outputs, target)
+        models |= score_linear_models(run.task, final, linear_outputs, target)
         save_confidence(run.task, outputs, target)
         _conclude(run, target, models, candidates, trained.reports, _out_of_fold(run, linear_outputs, held_out))
 
-    inputs = {"model": trained.fingerprint, **_inputs(run.task, linear_models)}
+    inputs = {"model": trained.fingerprint, **_inputs(run.task, linear_models, final)}
     return run.build(Stage("evaluation", 9, {**_settings(run.config), "precision": plan.precision}, inputs, write))
 
 
@@ -128,13 +133,13 @@ def _dev_candidates(run: RunContext, plan: RunPlan, trained: Trained, tokenizer:
     return choose_adjustment(logits, run.task, metric=run.config.metric, taus=(0.0,)).predictions
 
 
-def evaluate_linear(run: RunContext, linear_models: Mapping[str, Artifact]) -> Artifact:
+def evaluate_linear(run: RunContext, linear_models: Mapping[str, Artifact], final: Mapping[str, Artifact]) -> Artifact:
     """Score the linear models (cheapest first; the last is the run's own) on dev and once on test, and write the verdict."""
 
     def write(target: Path) -> None:
         run.emit(Event("start", "evaluation"))
-        outputs = outputs_of_linear_models(run.task, linear_models)
-        scores = score_linear_models(run.task, linear_models, outputs, target, own=run.config.model)
+        outputs = outputs_of_linear_models(run.task, linear_models, final)
+        scores = score_linear_models(run.task, final, outputs, target, own=run.config.model)
         named = {name: run.config.name if name == run.config.model else name for name in linear_models}
         candidates = {named[name]: read_array(artifact.path / DEV_PREDICTIONS) for name, artifact in linear_models.items()}
         save_confidence(run.task, outputs, target)
@@ -142,7 +147,7 @@ def evaluate_linear(run: RunContext, linear_models: Mapping[str, Artifact]) -> A
         out_of_fold = _out_of_fold(run, {named[name]: splits for name, splits in outputs.items()}, known)
         _conclude(run, target, {named[name]: entry for name, entry in scores.items()}, candidates, (), out_of_fold)
 
-    return run.build(Stage("evaluation", 6, _settings(run.config), _inputs(run.task, linear_models), write))
+    return run.build(Stage("evaluation", 6, _settings(run.config), _inputs(run.task, linear_models, final), write))
 
 
 def _out_of_fold(run: RunContext, outputs: Mapping[str, Outputs], held_out: Mapping[str, HeldOut]) -> OutOfFold | None:
@@ -185,10 +190,13 @@ def _settings(config: RunConfig) -> dict[str, Any]:
     return {"name": config.name, "seed": config.seed, "metric": config.metric}
 
 
-def _inputs(task: Task, models: Mapping[str, Artifact]) -> dict[str, Any]:
+def _inputs(task: Task, models: Mapping[str, Artifact], final: Mapping[str, Artifact]) -> dict[str, Any]:
     """rows: of the ids, which predictions are written with; equal texts may have moved to other lines."""
     rows = hash_json([[example.id for example in split] for split in (task.dev, task.test)])
-    return {"task": task_fingerprint(task), "rows": rows, "linear_models": {name: each.fingerprint for name, each in models.items()}}
+    fingerprints = {name: each.fingerprint for name, each in models.items()}
+    refitted = {name: each.fingerprint for name, each in final.items() if each.fingerprint != fingerprints[name]}
+    more = {"refitted": refitted} if refitted else {}
+    return {"task": task_fingerprint(task), "rows": rows, "linear_models": fingerprints, **more}
 
 
 def outputs_by_split(task: Task, outputs: Callable[[Sequence[Example]], FloatArray]) -> Outputs:
@@ -196,16 +204,13 @@ def outputs_by_split(task: Task, outputs: Callable[[Sequence[Example]], FloatArr
     return {split: outputs(examples) for split, examples in (("dev", task.dev), ("test", task.test)) if examples}
 
 
-def outputs_of_linear_models(task: Task, linear_models: Mapping[str, Artifact]) -> dict[str, Outputs]:
-    """Return the outputs of linear models, most expensive first."""
-    outputs = {}
-    for name, artifact in reversed(list(linear_models.items())):
-        model = LinearModel.load(artifact.path)
-
-        def of_model(examples: Sequence[Example], model: LinearModel = model) -> FloatArray:
-            return outputs_of(task.kind, model.logits([example.divided_text for example in examples]))
-
-        outputs[name] = outputs_by_split(task, of_model)
+def outputs_of_linear_models(task: Task, linear_models: Mapping[str, Artifact], final: Mapping[str, Artifact]) -> dict[str, Outputs]:
+    """Return the outputs of the linear models for dev and of the final ones for test, most expensive first."""
+    outputs: dict[str, Outputs] = {}
+    for name in reversed(list(linear_models)):
+        splits = {"dev": (linear_models[name], task.dev), "test": (final[name], task.test)}
+        texts = {split: (model, [example.divided_text for example in examples]) for split, (model, examples) in splits.items() if examples}
+        outputs[name] = {split: outputs_of(task.kind, LinearModel.load(model.path).logits(each)) for split, (model, each) in texts.items()}
     return outputs
 
 

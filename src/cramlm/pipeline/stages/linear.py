@@ -5,6 +5,7 @@ A model's stage publishes the best candidate on dev, a report (fit.json) and the
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +24,7 @@ from cramlm.linear.bayes import bayes_reads_seed, fit_bayes
 from cramlm.linear.cooccurrence import count_tokens, token_embeddings
 from cramlm.linear.corpus_vectors import build_word_vectors
 from cramlm.linear.cross_validation import DECIDING_TEXTS, SMALL_DEV
-from cramlm.linear.fit import FEW_TEXTS, LinearFit, SearchSpace, fit_linear, fit_reads_seed
+from cramlm.linear.fit import FEW_TEXTS, LinearFit, SearchSpace, fit_linear, fit_reads_seed, refit
 from cramlm.linear.model import FORMAT, LinearModel
 from cramlm.linear.self_training import reads_unlabelled, self_trained, self_training_reads_seed
 from cramlm.linear.token_vectors import WORDS_SHARE, fit_token_vectors, join_token_vectors
@@ -216,6 +217,29 @@ def _save(fit: LinearFit, target: Path, config: RunConfig) -> None:
     if len(fit.held_out.rows):
         save_array(target / _HELD_OUT_ROWS, fit.held_out.rows)
         save_array(target / _HELD_OUT, fit.held_out.outputs)
+
+
+def refit_on_dev(run: RunContext, models: Mapping[str, Artifact]) -> dict[str, Artifact]:
+    """Return the linear models that are exported and scored on test, by name.
+
+    Where a small dev set was split off from the training texts, `tfidf` and `static` are fitted again on both, in the setting that was
+    chosen, as after a cross-validation. Scores on dev and the teacher's labels are those of the models that have not seen dev.
+    """
+    task = run.task
+    if not task.dev_is_split_from_train or task.kind == "regression" or task.unlabelled or not read_held_out(models):
+        return dict(models)
+    return {name: model if name == "bayes" else _refit(run, name, model) for name, model in models.items()}
+
+
+def _refit(run: RunContext, name: str, fitted: Artifact) -> Artifact:
+    def write(target: Path) -> None:
+        words = _words_of(run)
+        refit(LinearModel.load(fitted.path), words, seed=run.config.seed).save(target)
+        report = json.loads((fitted.path / FIT_FILE).read_bytes())
+        write_json(target / FIT_FILE, {**report, "train_texts": report["train_texts"] + len(words.dev)})
+
+    inputs = {"model": model_fingerprint(fitted), "task": _task(run.task)}
+    return run.build(Stage(f"{name}-on-dev", 1, run.config.word_settings, inputs, write))
 
 
 def read_held_out(models: Mapping[str, Artifact]) -> dict[str, HeldOut]:
