@@ -38,7 +38,10 @@ def describe_run(config: RunConfig, *, summary: str = "") -> str:
 
 
 def stages_of(config: RunConfig) -> list[str]:
-    """Return the names of the stages that `pipeline.run` builds, in its order, without those of optional prompts and token importance."""
+    """Return the names of the stages that `pipeline.run` builds, in its order.
+
+    Without those of optional prompts, of token importance and of fits on a small dev split.
+    """
     scored, teaching = config.baseline.enabled, config.teaching
     text = [] if config.retriever is None or config.model == "tfidf" else _retrieval_stages(config.retriever)
     first = ["task", *(["baseline"] if scored or "tfidf" in teaching else [])]

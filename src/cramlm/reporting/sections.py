@@ -46,7 +46,7 @@ _BEFORE_PHASES = (  # stages in the order of the pipeline
     *("task", "baseline", "plan", "corpus", "index", "selection", "tokenizer"),
     *("tokens", "prompt", "embedding", "bayes", "word-vectors", "static", "teacher", "schedule"),
 )
-_AFTER_PHASES = ("logit-adjustment", "evaluation", "export")
+_AFTER_PHASES = ("logit-adjustment", "tfidf-on-dev", "static-on-dev", "evaluation", "export")
 _LOSS_CHARTS = {
     "mlm": "Masked language modeling",
     "causal": "Causal language modeling",

@@ -232,14 +232,18 @@ def refit_on_dev(run: RunContext, models: Mapping[str, Artifact]) -> dict[str, A
 
 
 def _refit(run: RunContext, name: str, fitted: Artifact) -> Artifact:
+    stage = f"{name}-on-dev"
+
     def write(target: Path) -> None:
+        run.emit(Event("start", stage))
         words = _words_of(run)
         refit(LinearModel.load(fitted.path), words, seed=run.config.seed).save(target)
         report = json.loads((fitted.path / FIT_FILE).read_bytes())
         write_json(target / FIT_FILE, {**report, "train_texts": report["train_texts"] + len(words.dev)})
+        run.emit(Event("done", stage, f"fitted again in the chosen setting, on {len(words.train)} training and {len(words.dev)} dev texts"))
 
     inputs = {"model": model_fingerprint(fitted), "task": _task(run.task)}
-    return run.build(Stage(f"{name}-on-dev", 1, run.config.word_settings, inputs, write))
+    return run.build(Stage(stage, 1, run.config.word_settings, inputs, write))
 
 
 def read_held_out(models: Mapping[str, Artifact]) -> dict[str, HeldOut]:
