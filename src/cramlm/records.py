@@ -7,7 +7,7 @@ training step; the trained model turns a text into a `Prediction`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -108,6 +108,10 @@ class Task:
     def with_label_texts(self) -> Task:
         """This task with the label texts at the end of the training rows: what linear models are fitted on."""
         return replace(self, train=(*self.train, *self.label_texts), label_texts=())
+
+    def with_training_in_dev(self, rows: Sequence[int]) -> Task:
+        """Return this task with copies of the training texts at these indices after the dev texts."""
+        return replace(self, dev=(*self.dev, *(self.train[row] for row in rows)))
 
     def with_texts(self, change: Callable[[str], str]) -> Task:
         """This task with `change` of every text."""

@@ -28,7 +28,7 @@ COMBINATION_FILE: Final = "combination.json"
 FORMAT: Final = 3
 LOSS_SCALE: Final = 0.1
 """The weight of a model is proportional to exp(-loss / LOSS_SCALE), its calibrated dev loss in nats (docs/log.md)."""
-SHRINKAGE: Final = 50  # texts, see `_calibrated`
+SHRINKAGE: Final = 50  # dev texts; see `_calibrated`
 LARGEST_GAP: Final = 0.3
 """A model whose calibrated dev loss exceeds the lowest by more nats, of weight below 0.05, is left out."""
 
@@ -86,7 +86,10 @@ class Combination:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeldOut:
-    """What a model predicts out of fold. rows: indices of training texts, int64 (h,). outputs: probabilities or numbers, (h, labels)."""
+    """The predictions of a model for training texts out of fold.
+
+    rows: indices of the training texts, int64 (h,). outputs: probabilities or numbers, float32 (h, labels).
+    """
 
     rows: IntArray
     outputs: FloatArray
@@ -106,13 +109,12 @@ def combine_on_dev(
 ) -> CombinationFit:
     """Calibrate models on the dev texts and combine them.
 
-    outputs: of each model for `task.dev`, (n, labels), after its logit adjustment. metric: the dev score that chooses tau. held_out: where
-    dev is small, of the linear models. They are calibrated on both; tau is chosen on both, with the linear models alone for the training
-    texts. Without effect unless all linear models predict the same texts.
+    outputs: of each model for `task.dev`, (n, labels), after its logit adjustment. metric: the dev score that chooses tau. held_out: the
+    predictions of the linear models out of fold, if dev is small. The linear models are then calibrated on dev and these texts, and tau is
+    chosen on both; training texts have the average of the linear models only. Ignored unless all linear models predict the same texts.
     """
-    known = if_of_same_rows({name: each for name, each in (held_out or {}).items() if name in outputs})
-    more = next(iter(known.values())).rows.tolist() if known else []
-    whole = replace(task, dev=(*task.dev, *(task.train[row] for row in more)))
+    known = comparable({name: each for name, each in (held_out or {}).items() if name in outputs})
+    whole = task.with_training_in_dev(next(iter(known.values())).rows.tolist() if known else [])
     calibrations = _calibrated(task, whole, outputs, known, metric)
     lowest = min(each.loss for each in calibrations.values())
     kept = {name: each for name, each in calibrations.items() if each.loss <= lowest + LARGEST_GAP}
@@ -126,8 +128,11 @@ def combine_on_dev(
     return CombinationFit(combination, {name: each.loss for name, each in calibrations.items()}, adjustment)
 
 
-def if_of_same_rows(held_out: Mapping[str, HeldOut]) -> Mapping[str, HeldOut]:
-    """All of them if they predict the same training texts, else none: losses on different texts cannot be compared."""
+def comparable(held_out: Mapping[str, HeldOut]) -> Mapping[str, HeldOut]:
+    """Return `held_out` if all models predict the same training texts, otherwise an empty mapping.
+
+    Losses on different texts cannot be compared.
+    """
     first, *others = [each.rows.tolist() for each in held_out.values()] or [[]]
     return held_out if first and all(each == first for each in others) else {}
 
@@ -137,8 +142,8 @@ def _calibrated(
 ) -> dict[str, Calibration]:
     """Calibrate models on dev and the training texts that they predict out of fold. whole: the task with both as dev.
 
-    The loss of a model without such predictions is that of the best other model plus a share of their difference on dev, which is mostly
-    chance on few texts: `SHRINKAGE` texts count as many without a difference.
+    A model without such predictions is calibrated on dev. Its loss is the lowest loss of the other models plus n / (n + SHRINKAGE) times
+    their difference on the n dev texts: on few texts most of the difference is chance.
     """
     if not held_out:
         return {name: calibrate_on_dev(task, values, metric=metric) for name, values in outputs.items()}
@@ -155,7 +160,7 @@ def _calibrated(
 
 
 def _dev_loss(calibration: Calibration, outputs: FloatArray, task: Task, metric: str) -> float:
-    """The loss of calibrated outputs (n, labels) on dev, in the unit of `Calibration.loss`."""
+    """Return the loss of calibrated outputs (n, labels) on dev, in the unit of `Calibration.loss`."""
     truth, logits = DevScorer.of(task, metric).truth, calibration.logits(outputs, task.kind)
     match task.kind:
         case "classification":

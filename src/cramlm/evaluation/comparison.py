@@ -212,9 +212,9 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OutOfFold:
-    """What linear models predict where dev is small, (n + h, ...) by name: of n dev texts and h training texts, out of fold.
+    """The predictions of linear models for n dev texts and, out of fold, h training texts, if dev is small.
 
-    scorer: on all of them. The settings were chosen on most of these texts together, so there are no other candidates.
+    scorer: on all n + h texts. predictions: of the chosen setting, (n + h, ...) by name of the model.
     """
 
     scorer: DevScorer
@@ -248,8 +248,8 @@ def compare_on_dev(
     Each model is compared with the one recommended so far, and takes its place only if it is clearly better. The alternative, the cheapest
     model that no other clearly beats, is wrong more often (docs/log.md): with an error of three points, a weak model is beaten by none.
 
-    candidates: the dev predictions of everything that each model was chosen from, (m, n, ...). out_of_fold: decides between the linear
-    models that it has.
+    candidates: the dev predictions of everything that each model was chosen from, (m, n, ...). out_of_fold: the
+    predictions by which the linear models are compared with one another, instead of the candidates on dev.
     """
     metric = scorer.metric
     rows = len(scorer.truth)

@@ -1,7 +1,7 @@
 """Cross-validation of linear models: folds of the training texts, and the predictions for a fold by a model fitted without it.
 
-Settings are chosen on dev. A small dev set decides between hundreds of them by chance, so training texts that are predicted out of fold
-decide together with it (docs/log.md).
+Settings are chosen on dev. On a small dev set the best of hundreds of settings is best by chance, so candidates are also scored on training
+texts that are predicted out of fold (docs/log.md).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FOLDS: Final = 5
 SMALL_DEV: Final = 200
 """With fewer dev texts, training texts are predicted out of fold; with 250, cross-validation chose no better models (docs/log.md)."""
 DECIDING_TEXTS: Final = 500
-"""Of dev and folds together: as many folds are predicted as are needed."""
+"""Texts of dev and folds together; as many folds are predicted as are needed to reach this number."""
 _FOLD_STREAM: Final = 0x666F  # separates these folds from other random choices with the same seed
 
 
@@ -42,7 +42,7 @@ def folds(texts: Sequence[str], strata: IntArray, seed: int) -> IntArray:
 
 
 def held_out_folds(train: Sequence[Example], strata: IntArray, *, dev_texts: int) -> list[IntArray]:
-    """Indices of the training texts of each fold that is predicted beside dev; none if dev is not small.
+    """Return the indices of the training texts of each fold that is scored together with dev; empty if dev is not small.
 
     The folds are the same with every seed of a run, so that runs of several seeds share their linear models.
     """

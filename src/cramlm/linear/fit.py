@@ -46,7 +46,7 @@ MAX_FIT_PRODUCTS: Final = 100_000_000
 """Texts * texts * labels of a fit in coordinates. Of larger ones, which take seconds each, `SCREENED` values of C are tried at first, and
 one finalist is fitted on all texts."""
 MAX_FOLD_PRODUCTS: Final = 5_000_000
-"""The same where a model is fitted without each fold as well, for all of these fits together."""
+"""The same limit where each setting is also fitted without every fold: for the sum over all fits of a setting."""
 SCREENED: Final = 2
 MAX_KEPT_VALUES: Final = 50_000_000
 """Of the matrices of a fit: those of more than 200 MB are not kept for several fits at a time."""
@@ -221,9 +221,9 @@ def has_too_many_characters(texts: Iterable[Example]) -> bool:
 
 
 def decisive_folds(task: Task) -> list[IntArray]:
-    """Indices of the training texts of each fold that decides beside a small dev set (`held_out_folds`).
+    """Return the indices of the training texts of each fold that is scored together with a small dev set (`held_out_folds`).
 
-    None if the models are fitted on a sample of the texts, or their fits take seconds each.
+    Empty if the models are fitted on a sample of the texts, or if one fit takes seconds.
     """
     learned, solver = task.with_label_texts.train, SOLVERS[task.kind]
     if len(learned) > FEW_TEXTS or len(learned) ** 2 * len(task.labels) > MAX_FIT_PRODUCTS or has_too_many_characters(learned):
@@ -315,13 +315,20 @@ def refit(model: LinearModel, task: Task, *, seed: int) -> LinearModel:
     assert isinstance(model.setting, Setting), "naive Bayes reads passages as well"
     whole = replace(task, train=(*task.train, *task.dev), dev=task.dev[:1])
     learned, setting, solver = whole.with_label_texts, model.setting, SOLVERS[task.kind]
-    vectors = None if model.vectors is None else CorpusVectors(model.vectors, model.vectors)
-    rows = TaskFeatures(learned, vectors, seed=seed, markers=model.tfidf.markers).rows(model.tfidf.variant)
-    coordinates = Spans(rows).of(setting.vector_weight).coordinates
+    rows, span = in_features_of(model, learned, seed=seed)
+    coordinates = span.coordinates
     fitter = solver.fitter(coordinates.rows, solver.targets(learned)[rows.kept], setting, outputs=len(task.labels), seed=seed)
     coefficients = coordinates.restore(fitter(setting.c), *rows.train_parts(setting.vector_weight))
     (adjustment,) = logit_adjustments(whole, (model.tau,)).values()
     return replace(model, tfidf=rows.tfidf, coefficients=coefficients, adjustment=adjustment)
+
+
+def in_features_of(model: LinearModel, learned: Task, *, seed: int) -> tuple[VariantRows, Span]:
+    """Return the matrices of a task under the variant, markers and text vectors of a model, and its training rows in coordinates."""
+    assert isinstance(model.setting, Setting), "naive Bayes has no text vectors"
+    vectors = None if model.vectors is None else CorpusVectors(model.vectors, model.vectors)
+    rows = TaskFeatures(learned, vectors, seed=seed, markers=model.tfidf.markers).rows(model.tfidf.variant)
+    return rows, Spans(rows).of(model.setting.vector_weight)
 
 
 def in_coordinates(setting: Setting, texts: int, outputs: int) -> bool:
@@ -340,12 +347,12 @@ class ScoredPredictions(NamedTuple):
 class DevCandidates(Generic[AnySetting]):
     """Dev scores and predictions of the models of one search, each with the tau that suits it.
 
-    held_out: training texts that are predicted out of fold and scored together with the dev texts, after them. best: the candidate with the
-    highest score on both, dev_score: its score on dev.
+    held_out: indices of training texts that are predicted out of fold; they are scored together with the dev texts, after them. best: the
+    candidate with the highest score on both. dev_score: its score on dev.
     """
 
-    def __init__(self, task: Task, metric: str, held_out: Sequence[Example] = ()) -> None:
-        self._scorer = DevScorer.of(replace(task, dev=(*task.dev, *held_out)), metric)
+    def __init__(self, task: Task, metric: str, held_out: Sequence[int] = ()) -> None:
+        self._scorer = DevScorer.of(task.with_training_in_dev(held_out), metric)
         self._adjustments, self._metric, self._dev, self._held_out = logit_adjustments(task), metric, len(task.dev), len(held_out)
         self._neighbours = neighbouring_taus(tuple(self._adjustments)) if held_out else np.eye(len(self._adjustments))
         self._has_prior = KINDS[task.kind].has_prior
@@ -390,7 +397,7 @@ class DevCandidates(Generic[AnySetting]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Fitted:
-    """A fitted model, and what it and the models without a fold predict. held_out: logits of the held-out texts, (h, labels)."""
+    """A fitted model with its predictions. held_out: logits of the held-out texts by the models fitted without them, (h, labels)."""
 
     setting: Setting
     coefficients: Coefficients
@@ -424,7 +431,7 @@ class _Search:
         self._dev_numbers = DevScorer.of(task, space.metric).truth if task.kind == "regression" else None
         self._spans: Spans | None = None
         self._workers, self._started = workers, list[_Started]()
-        self.dev: DevCandidates[Setting] = DevCandidates(task, space.metric, [task.train[row] for row in self.held_out_rows.tolist()])
+        self.dev: DevCandidates[Setting] = DevCandidates(task, space.metric, self.held_out_rows.tolist())
         self.best: tuple[VariantRows, Coefficients, FloatArray]
 
     def best_schemes(self, count: int, rows: Mapping[Variant, VariantRows]) -> list[Candidate[Setting]]:

@@ -25,15 +25,13 @@ from cramlm.linear.fit import (
     DevCandidates,
     LinearFit,
     SearchSpace,
-    Spans,
-    TaskFeatures,
     has_too_many_characters,
+    in_features_of,
     sample_texts,
 )
 from cramlm.linear.model import LinearModel
 from cramlm.linear.solvers import SOLVERS, on_one_blas_thread
 from cramlm.linear.teacher import Teacher, align_distribution, label_counts
-from cramlm.linear.word_vectors import CorpusVectors
 from cramlm.records import Emit, Event, Example, FloatArray, Task, silent
 
 UNLABELLED_WEIGHT: Final = 3.0
@@ -103,9 +101,7 @@ def _fit_again(
     """
     assert isinstance(model.setting, Setting)
     setting, solver = replace(model.setting, unlabelled_weight=UNLABELLED_WEIGHT), SOLVERS[task.kind]
-    vectors = None if model.vectors is None else CorpusVectors(model.vectors, model.vectors)
-    rows = TaskFeatures(learned, vectors, seed=space.seed, markers=model.tfidf.markers).rows(model.tfidf.variant)
-    span = Spans(rows).of(setting.vector_weight)
+    rows, span = in_features_of(model, learned, seed=space.seed)
     targets = solver.targets(learned)[rows.kept]
     fitter = solver.fitter(span.coordinates.rows, targets, setting, outputs=len(task.labels), seed=space.seed, weights=weights[rows.kept])
     chosen, lowest = None, math.inf

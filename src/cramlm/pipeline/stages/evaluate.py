@@ -16,7 +16,7 @@ from cramlm.config.run import RunConfig
 from cramlm.data.corpus import Corpus
 from cramlm.data.labels import RULES
 from cramlm.data.task import task_fingerprint
-from cramlm.evaluation.combination import COMBINATION_FILE, ENCODER, Combination, CombinationFit, HeldOut, combine_on_dev, if_of_same_rows
+from cramlm.evaluation.combination import COMBINATION_FILE, ENCODER, Combination, CombinationFit, HeldOut, combine_on_dev, comparable
 from cramlm.evaluation.comparison import OutOfFold, compare_on_dev
 from cramlm.evaluation.confidence import ConfidenceFile, fit_confidence
 from cramlm.evaluation.kinds import KINDS, METRIC_NAMES, DevScorer, format_metric, main_metric, score_test
@@ -151,11 +151,10 @@ def evaluate_linear(run: RunContext, linear_models: Mapping[str, Artifact], fina
 
 
 def _out_of_fold(run: RunContext, outputs: Mapping[str, Outputs], held_out: Mapping[str, HeldOut]) -> OutOfFold | None:
-    """The predictions of linear models for dev and training texts; None unless all predict the same texts."""
-    if not (known := if_of_same_rows(held_out)):
+    """Return the predictions of the linear models for dev and training texts; None unless all predict the same training texts."""
+    if not (known := comparable(held_out)):
         return None
-    rows = next(iter(known.values())).rows.tolist()
-    whole = replace(run.task, dev=(*run.task.dev, *(run.task.train[row] for row in rows)))
+    whole = run.task.with_training_in_dev(next(iter(known.values())).rows.tolist())
     scorer = DevScorer.of(whole, run.config.metric)
     both = {name: np.concatenate([outputs[name]["dev"], each.outputs]) for name, each in known.items()}
     return OutOfFold(scorer, {name: scorer.predictions_of_outputs(values) for name, values in both.items()})

@@ -222,8 +222,8 @@ def _save(fit: LinearFit, target: Path, config: RunConfig) -> None:
 def refit_on_dev(run: RunContext, models: Mapping[str, Artifact]) -> dict[str, Artifact]:
     """Return the linear models that are exported and scored on test, by name.
 
-    Where a small dev set was split off from the training texts, `tfidf` and `static` are fitted again on both, in the setting that was
-    chosen, as after a cross-validation. Scores on dev and the teacher's labels are those of the models that have not seen dev.
+    If a small dev set was split off from the training texts, `tfidf` and `static` are fitted again on both, in the chosen setting, as is
+    usual after cross-validation. Dev scores and the teacher's labels come from the models that were fitted without dev.
     """
     task = run.task
     if not task.dev_is_split_from_train or task.kind == "regression" or task.unlabelled or not read_held_out(models):
@@ -247,7 +247,7 @@ def _refit(run: RunContext, name: str, fitted: Artifact) -> Artifact:
 
 
 def read_held_out(models: Mapping[str, Artifact]) -> dict[str, HeldOut]:
-    """What the linear models predict for training texts out of fold, by name; nothing if one of them does not."""
+    """Return the predictions of the linear models for training texts out of fold, by name; empty unless all models have some."""
     if not all(_HELD_OUT in model.files for model in models.values()):
         return {}
     paths = {name: model.path for name, model in models.items()}
