@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import time
 from collections import Counter
@@ -206,7 +207,13 @@ def test_linear_models_are_exported_with_a_small_dev_split_and_scored_on_it_with
         found = [[row["probabilities"][label] for label in task.labels] for row in written]
         np.testing.assert_allclose(KINDS[task.kind].outputs(logits), found, atol=1e-5)
     fit = json.loads((tmp_path / "run/static-on-dev/fit.json").read_bytes())
-    assert fit["train_texts"] == len(task.train) + len(task.dev)
+    assert (fit["train_texts"], fit["held_out_texts"]) == (len(task.train) + len(task.dev), len(task.train))
+    card, page = ((tmp_path / "run" / name).read_text("utf-8") for name in ("export/README.md", "report.html"))
+    assert f"Chosen on dev and {len(task.train)} training texts out of fold among" in card
+    assert "chosen on dev, those of linear models also on training texts out of fold" in card
+    assert f"macro-F1 on dev and {len(task.train)} training texts out of fold" in page
+    assert "those of linear models also on training texts out of fold, because dev is small; test was scored once" in page
+    assert re.search(rf"\b{fit['features']:,}</td>\s*<td[^>]*>{fit['train_texts']}</td>", page)
     exported = LinearModel.load(tmp_path / "run/export")
     np.testing.assert_array_equal(exported.coefficients.weights, model.coefficients.weights)
     verify(tmp_path / "run/static-on-dev")

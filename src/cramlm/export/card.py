@@ -335,6 +335,7 @@ def _scores(provenance: Mapping[str, Any]) -> dict[str, Any] | None:
         "header": header,
         "rows": rows,
         "linear_models": [(name, what, fit) for name, what in features if (fit := models.get(name, {}).get("fit"))],
+        "out_of_fold": any((entry.get("fit") or {}).get("held_out_texts") for entry in models.values()),
         "compared": bool(comparison),
         "combined": COMBINED in models,
         "verdict": provenance["scores"].get("verdict") or "",

@@ -86,7 +86,8 @@ class Candidate(Generic[AnySetting]):
 class LinearFit:
     """The chosen model. score: on dev. predictions: the distinct dev predictions of all candidates (candidates, n, ...).
 
-    train_texts: the number of training texts that it was fitted on. held_out: what the chosen setting predicts out of fold.
+    train_texts: the number of training texts that it was fitted on. held_out: what the chosen setting predicts out of fold. held_out_texts:
+    how many such texts chose it together with dev.
     """
 
     model: LinearModel
@@ -97,13 +98,14 @@ class LinearFit:
     train_texts: int
     seconds: float
     held_out: HeldOut
+    held_out_texts: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values, without the model."""
         best = {"variant": self.model.tfidf.variant, "features": self.model.coefficients.weights.shape[0], "tau": self.model.tau}
         best |= self.model.setting.as_dict()
         tried = [each.as_dict() for each in self.tried]
-        spent = {"train_texts": self.train_texts, "seconds": round(self.seconds, 2)}
+        spent = {"train_texts": self.train_texts, "held_out_texts": self.held_out_texts, "seconds": round(self.seconds, 2)}
         return {"metric": self.metric, "score": self.score, **best, "vectors": self.model.vectors is not None, **spent, "tried": tried}
 
 
@@ -306,7 +308,8 @@ def _fit_linear(task: Task, space: SearchSpace, stage: str, vectors: CorpusVecto
     emit(Event("done", stage, dev.message(best), done=total, data={"score": best.score}, **progress))
     texts, seconds = int((rows_of_best.kept < len(task.train)).sum()), time.perf_counter() - began  # without those of label names
     outputs = HeldOut(search.held_out_rows, KINDS[task.kind].outputs(held_out + dev.adjustment(best)))
-    return LinearFit(model, space.metric, dev.dev_score, tuple(dev.tried), dev.distinct_predictions(), texts, seconds, outputs)
+    candidates, predictions = tuple(dev.tried), dev.distinct_predictions()
+    return LinearFit(model, space.metric, dev.dev_score, candidates, predictions, texts, seconds, outputs, len(search.held_out_rows))
 
 
 @on_one_blas_thread

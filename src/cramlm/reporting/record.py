@@ -35,8 +35,9 @@ class RunRecord:
     """A run as plain data.
 
     task: None before the run has read it. stages: published stages of `config` by folder name. stale: names of published stages of other
-    settings. planned: phases with their steps. fits: fit.json of each linear model by its name. passages: rows of the selection, at most
-    MAX_PASSAGES. phases: reports of the trained phases by folder name, in order. predictions: split -> lines of predictions-<split>.jsonl.
+    settings. planned: phases with their steps. fits: fit.json of each exported linear model by its name. passages: rows of the selection,
+    at most MAX_PASSAGES. phases: reports of the trained phases by folder name, in order. predictions: split -> lines of
+    predictions-<split>.jsonl.
     confidence: of each model; None before the evaluation, and unless each text has one label.
     """
 
@@ -159,10 +160,8 @@ def read_run(path: Path) -> RunRecord:
     except UsageError as error:
         raise ArtifactError(f"{path}: written by another version of cramlm ({error}); write its report with that version") from error
     phases = [f"phase-{number}-{phase.name}" for number, phase in enumerate(config.phases, start=1)]
-    kinds = {
-        name: name
-        for name in (TASK, "baseline", "plan", "selection", "tokenizer", "tokens", "embedding", "static", "bayes", "teacher", "schedule")
-    }
+    before = (TASK, "baseline", "plan", "selection", "tokenizer", "tokens", "embedding", "static", "bayes", "teacher", "schedule")
+    kinds = {name: name for name in (*before, *(f"{model}-on-dev" for model in LINEAR_STAGES))}
     kinds |= dict.fromkeys(phases, "phase") | {name: name for name in ("logit-adjustment", "evaluation", "export")}
     published = {name: open_artifact(path / name, kind=kind) for name, kind in kinds.items() if (path / name / MANIFEST).is_file()}
     record = read_record(path)
@@ -184,7 +183,7 @@ def read_run(path: Path) -> RunRecord:
         task=load_task(path) if TASK in stages else None,
         plan=of("plan", "plan.json"),
         planned=schedule.get("phases", ()),
-        fits={name: fit for name, stage in LINEAR_STAGES.items() if (fit := of(stage, "fit.json")) is not None},
+        fits={name: fit for name, stage in LINEAR_STAGES.items() if (fit := of(f"{name}-on-dev", "fit.json") or of(stage, "fit.json"))},
         selection=of("selection", "report.json"),
         passages=tuple(SelectionTable(stages["selection"]).rows(MAX_PASSAGES)) if "selection" in stages else (),
         phases={name: report for name in phases if (report := of(name, "phase.json")) is not None},

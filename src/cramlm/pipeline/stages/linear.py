@@ -52,6 +52,7 @@ FIT_FACTS: Final = (
     "tau",
     "features",
     "train_texts",
+    "held_out_texts",
     "seconds",
 )
 """Fields of fit.json that scores.json repeats, if the model has them."""
@@ -237,13 +238,15 @@ def _refit(run: RunContext, name: str, fitted: Artifact) -> Artifact:
     def write(target: Path) -> None:
         run.emit(Event("start", stage))
         words = _words_of(run)
-        refit(LinearModel.load(fitted.path), words, seed=run.config.seed).save(target)
+        model = refit(LinearModel.load(fitted.path), words, seed=run.config.seed)
+        model.save(target)
         report = json.loads((fitted.path / FIT_FILE).read_bytes())
-        write_json(target / FIT_FILE, {**report, "train_texts": report["train_texts"] + len(words.dev)})
+        report |= {"features": model.coefficients.weights.shape[0], "train_texts": report["train_texts"] + len(words.dev)}
+        write_json(target / FIT_FILE, report)
         run.emit(Event("done", stage, f"fitted again in the chosen setting, on {len(words.train)} training and {len(words.dev)} dev texts"))
 
     inputs = {"model": model_fingerprint(fitted), "task": _task(run.task)}
-    return run.build(Stage(stage, 1, run.config.word_settings, inputs, write))
+    return run.build(Stage(stage, 2, run.config.word_settings, inputs, write))
 
 
 def read_held_out(models: Mapping[str, Artifact]) -> dict[str, HeldOut]:
