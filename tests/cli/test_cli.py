@@ -168,9 +168,9 @@ def test_options_that_a_recipe_does_not_use_are_named(fitted: Path, tmp_path: Pa
     train, corpus = fitted / "data/train.jsonl", fitted / "data/corpus.jsonl"
     options = ("fit", "--recipe", "tfidf", "--train", train, "--out", tmp_path / "run")
     text = "the recipe tfidf reads labelled texts only: {} not used"
-    shown = cramlm(*options, "--corpus", corpus, "--unlabelled", corpus, "--preset", "tiny").stderr
+    shown = cramlm(*options, "--corpus", corpus, "--unlabelled", corpus, "--preset", "tiny", "--device", "cpu").stderr
     assert text.format("--corpus and --unlabelled are") in shown
-    assert "the recipe tfidf trains no encoder: --preset is not used" in shown
+    assert "the recipe tfidf trains no encoder: --preset and --device are not used" in shown
     assert text.format("--corpus is") in cramlm(*options, "--corpus", corpus).stderr
     assert "not used" not in cramlm(*options).stderr
 

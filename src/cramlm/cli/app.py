@@ -158,7 +158,7 @@ def fit(
         if several:
             resolved = resolve_run(recipe, config, set_, task=task, **options)
         with console_events() as emit:
-            for note in unused_options(resolved, corpus=corpus, unlabelled=unlabelled, budget=budget, preset=preset):
+            for note in unused_options(resolved, corpus=corpus, unlabelled=unlabelled, budget=budget, preset=preset, device=device):
                 emit(Event("note", "task", f"the recipe {resolved.name} {note} not used"))
             folders: dict[str, Any] = {"out": out, "overwrite": overwrite, "store": store, "track": track}
             finished = run(resolved, **folders, emit=emit, process=Process(stop, _STARTED, ranks))
@@ -172,11 +172,11 @@ def fit(
     print(next_commands(finished.path, finished.config))
 
 
-def unused_options(config: Any, *, corpus: Any, unlabelled: Any, budget: Any, preset: Any) -> Iterator[str]:
-    """Yield the reason and the names of options that have no effect: they name text or an encoder that the run does not use."""
+def unused_options(config: Any, *, corpus: Any, unlabelled: Any, budget: Any, preset: Any, device: Any) -> Iterator[str]:
+    """Yield the reason and the names of options that have no effect: they are about text or an encoder that the run does not use."""
     text_options = {"--corpus": corpus and not config.corpus, "--unlabelled": unlabelled and not config.task.unlabelled}
     is_linear = config.model != "encoder"
-    encoder_options = {"--budget": budget and is_linear, "--preset": preset and is_linear}
+    encoder_options = {"--budget": budget and is_linear, "--preset": preset and is_linear, "--device": device and is_linear}
     for reason, options in (("reads labelled texts only", text_options), ("trains no encoder", encoder_options)):
         if unused := [option for option, is_unused in options.items() if is_unused]:
             yield f"{reason}: {' and '.join(unused)} {'is' if len(unused) == 1 else 'are'}"
