@@ -337,6 +337,16 @@ def test_a_recipe_writes_the_weight_of_the_teacher_and_the_smoothing_that_suit_t
         assert softness(RECIPES[name](train=train, dev="dev.jsonl", corpus="corpus.jsonl")) == expected
 
 
+def test_few_labels_without_a_dev_file_are_learned_slowly_after_a_phase_that_has_read_them(tmp_path: Path) -> None:
+    few, many = (write_labels(tmp_path / f"{count}.jsonl", even(count)) for count in (300, 400))
+    for name, slow in (("tlm", True), ("task-text-only", True), ("external-only", False), ("labels-only", False), ("tlm-plain", False)):
+        for train, dev, factor in ((many, None, 1), (few, "dev.jsonl", 1), (few, None, 0.1 if slow else 1)):
+            phases = RECIPES[name](train=train, dev=dev, corpus="corpus.jsonl").phases
+            rates = (phases[-1].optimizer.learning_rate, phases[-1].optimizer.muon_learning_rate)
+            assert rates == pytest.approx((factor * 1e-3, factor * 2e-3))
+            assert len(phases) == 1 or phases[0].optimizer.muon_learning_rate == 4e-3
+
+
 def test_texts_that_are_split_off_for_dev_do_not_count(tmp_path: Path) -> None:
     train = write_labels(tmp_path / "train.jsonl", ["a", "b"] * 32)  # 32 texts a label, 29 after the split
     assert softness(recipes.labels_only(train=train, dev="dev.jsonl")) == (("finetune", 1, 0), False)
@@ -394,7 +404,8 @@ def test_tlm_plain_is_tlm_without_what_the_paper_does_not_have(tmp_path: Path) -
         assert (plain.encoder.embedding_init, plain.logit_adjustment) == ("random", "none")
         assert (full.encoder.embedding_init, full.logit_adjustment) == ("words", "dev")
         differing = changes(plain, full)
-        assert set(differing) - {"teacher"} == {"encoder", "logit_adjustment", "joint.terms", "finetune.terms"}
+        few = {"finetune.optimizer"} if count == 100 else set()
+        assert set(differing) - {"teacher"} == {"encoder", "logit_adjustment", "joint.terms", "finetune.terms"} | few
         assert differing["encoder"] == plain.encoder.model_dump() | {"embedding_init": "words", "layer_init": "context"}
 
 
@@ -465,6 +476,8 @@ def test_a_control_is_tlm_with_one_change(kind: str, texts: int, tmp_path: Path)
     train = write_labels(tmp_path / "train.jsonl", [[name] for name in names] if kind == "multi-label" else names)
     built = {name: RECIPES[name](train=train, corpus="corpus.jsonl", kind=kind) for name in ("tlm", *CONTROLS)}
     aligned = {"teacher": TeacherConfig().model_dump()} if built["tlm"].teacher.align_distribution else {}  # of passages
+    slow = kind == "classification" and texts == 100  # learning of labels that the joint phase has read
+    fast = {"finetune.optimizer": built["labels-only"].phases[0].optimizer.model_dump()} if slow else {}
     retriever = changes(built["tlm"], built["random-retrieval"]).pop("retriever")
     assert retriever == RandomConfig().model_dump()
     joint = built["tlm"].phases[0]
@@ -473,10 +486,10 @@ def test_a_control_is_tlm_with_one_change(kind: str, texts: int, tmp_path: Path)
     on_external = [term.model_dump() for term in joint.terms if term.on == "external"]
     expected = {
         "random-retrieval": {"retriever": retriever},
-        "external-only": {"joint.task": 0, "joint.terms": tuple(on_external)},
+        "external-only": {"joint.task": 0, "joint.terms": tuple(on_external), **fast},
         "task-text-only": {"joint.external": 0, "joint.terms": (*on_task, *distilled), **WITHOUT_RAW_TEXT, **aligned},
         "no-stage-2": {"finetune": None},
-        "labels-only": {"joint": None, **WITHOUT_RAW_TEXT, **aligned},
+        "labels-only": {"joint": None, **WITHOUT_RAW_TEXT, **aligned, **fast},
     }
     assert {name: changes(built["tlm"], built[name]) for name in CONTROLS} == expected
 

@@ -29,6 +29,8 @@ FORMAT: Final = 3
 LOSS_SCALE: Final = 0.1
 """The weight of a model is proportional to exp(-loss / LOSS_SCALE), its calibrated dev loss in nats (docs/log.md)."""
 SHRINKAGE: Final = 50  # dev texts; see `_calibrated`
+EXPECTED_GAP: Final = 0.1
+"""Calibrated loss of an encoder with 100 labels less that of the best linear model, in nats, on average (docs/log.md)."""
 LARGEST_GAP: Final = 0.3
 """A model whose calibrated dev loss exceeds the lowest by more nats, of weight below 0.05, is left out."""
 
@@ -142,8 +144,8 @@ def _calibrated(
 ) -> dict[str, Calibration]:
     """Calibrate models on dev and the training texts that they predict out of fold. whole: the task with both as dev.
 
-    A model without such predictions is calibrated on dev. Its loss is the lowest loss of the other models plus n / (n + SHRINKAGE) times
-    their difference on the n dev texts: on few texts most of the difference is chance.
+    A model without such predictions is calibrated on dev. Its loss is the lowest loss of the other models plus their difference on the n
+    dev texts, most of which is chance. It is shrunk towards `EXPECTED_GAP`: its weight is n / (n + SHRINKAGE).
     """
     if not held_out:
         return {name: calibrate_on_dev(task, values, metric=metric) for name, values in outputs.items()}
@@ -155,7 +157,7 @@ def _calibrated(
     for name in outputs.keys() - held_out.keys():
         alone = calibrate_on_dev(task, outputs[name], metric=metric)
         difference = _dev_loss(alone, outputs[name], task, metric) - reference
-        calibrations[name] = replace(alone, loss=calibrations[best].loss + share * difference)
+        calibrations[name] = replace(alone, loss=calibrations[best].loss + share * difference + (1 - share) * EXPECTED_GAP)
     return {name: calibrations[name] for name in outputs}
 
 

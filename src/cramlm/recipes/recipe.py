@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, TypeAlias, assert_never
 
@@ -67,6 +68,9 @@ TAPT_PASSES = 100.0  # over the task's own text (Gururangan et al. 2020)
 TUNING_PASSES = 10.0  # over the labels, from a checkpoint; as there for tasks of fewer than 5,000 labels (3 for larger ones)
 MLM_ON_TASK: Final = Mlm(on="task", weight=0.25)
 FEW_TEXTS_PER_LABEL, FEW_SMOOTHING = 30, 0.2  # docs/log.md
+FEW_TEXTS, FEW_RATES = 300, 0.1
+"""Below this number of training texts, if dev is split off from them, fine-tuning after a joint phase has `FEW_RATES` times its learning
+rates (docs/log.md)."""
 SHORT: Final = 300 * NOMINAL_FLOPS
 LONG: Final = 3600 * NOMINAL_FLOPS
 LONG_BATCH: Final = 16_384
@@ -152,6 +156,28 @@ def for_task(phase: PhaseConfig, kind: TaskKind, size: LabelledSize) -> PhaseCon
             return without_teacher(phase)
         case _:
             assert_never(kind)
+
+
+def with_slow_tuning(phases: tuple[PhaseConfig, ...], kind: TaskKind, size: LabelledSize) -> tuple[PhaseConfig, ...]:
+    """The phases for a tiny dev set: with few texts of one label each, labels alone are learned slowly after a joint phase with a teacher.
+
+    The joint phase has read the labels dozens of times. Fast learning then undoes what was learned from text and teacher in most runs, and
+    a tiny dev set does not show it (docs/log.md).
+    """
+    if kind != "classification" or size.texts >= FEW_TEXTS:
+        return phases
+    suited = [phases[0]]
+    for before, phase in pairwise(phases):
+        has_read = before.text_terms and before.terms_of(Classify) and linear_teachers(before)
+        is_slow = has_read and not phase.text_terms and phase.start_from == "previous"
+        suited.append(with_rates(phase, FEW_RATES) if is_slow else phase)
+    return tuple(suited)
+
+
+def with_rates(phase: PhaseConfig, factor: float) -> PhaseConfig:
+    """The phase with all learning rates multiplied by a factor."""
+    rates = {name: factor * getattr(phase.optimizer, name) for name in ("learning_rate", "muon_learning_rate")}
+    return phase.model_copy(update={"optimizer": phase.optimizer.model_copy(update=rates)})
 
 
 def vectors_phase() -> PhaseConfig:
@@ -397,6 +423,8 @@ class EncoderRecipe(Recipe):
         size = labelled_size(inputs.task, seed=inputs.seed)
         flops = inputs.nominal_flops
         phases = tuple(for_task(phase, inputs.task.kind, size) for phase in self._phases(inputs.init))
+        if inputs.task.dev is None:  # a tenth of the training texts
+            phases = with_slow_tuning(phases, inputs.task.kind, size)
         phases = phases if inputs.init is not None else tuple(for_budget(phase, flops) for phase in phases)
         teaches_passages = any(term.on == "external" for phase in phases for term in linear_teachers(phase))
         suited = self.head == "classifier" and inputs.task.kind == "classification"

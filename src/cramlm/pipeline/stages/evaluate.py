@@ -100,7 +100,7 @@ def evaluate_encoder(
         _conclude(run, target, models, candidates, trained.reports, _out_of_fold(run, linear_outputs, held_out))
 
     inputs = {"model": trained.fingerprint, **_inputs(run.task, linear_models, final)}
-    return run.build(Stage("evaluation", 9, {**_settings(run.config), "precision": plan.precision}, inputs, write))
+    return run.build(Stage("evaluation", 10, {**_settings(run.config), "precision": plan.precision}, inputs, write))
 
 
 def _combine(run: RunContext, outputs: Mapping[str, Outputs], held_out: Mapping[str, HeldOut]) -> CombinationFit:
