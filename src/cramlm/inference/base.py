@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -63,8 +63,8 @@ class BasePredictor(ABC):
         model a `LabelsPrediction`; of a regression a `NumberPrediction`.
 
         Raises:
-            UsageError: if `texts` is one string, or `pairs` has another length, or is not what the model was trained on. DataError: if a
-            text is not a string.
+            UsageError: if `texts` is one string or a table, or `pairs` has another length, or is not what the model was trained on.
+            DataError: if a text is not a string.
         """
         from cramlm.evaluation.kinds import KINDS
 
@@ -124,9 +124,10 @@ class BasePredictor(ABC):
         """Yield the predictions of `predict` for any number of texts, reading `batch` of them at a time.
 
         Raises:
-            UsageError: if `texts` is one string or `batch` is below 1, at once; later, if texts and pairs have different lengths.
+            UsageError: if `texts` or `pairs` is no list (`refuse_no_list`) or `batch` is below 1, at once; later, if they have different
+            lengths.
         """
-        refuse_one_string(texts, pairs)
+        refuse_no_list(texts, pairs)
         if batch < 1:
             raise UsageError(f"batch is {batch}; take at least 1 text at a time")
         return self._stream(iter(texts), None if pairs is None else iter(pairs), batch)
@@ -221,10 +222,10 @@ def check_texts(texts: Sequence[str], pairs: Sequence[str | None] | None, *, tra
     """Check that texts (and pairs) are lists of strings of equal length, and that there are pairs if the model was trained on them.
 
     Raises:
-        UsageError: if `texts` is one string, or `pairs` has another length, or is not what the model was trained on. DataError: if a text
-        is not a string.
+        UsageError: if `texts` or `pairs` is no list (`refuse_no_list`), or `pairs` has another length, or is not what the model was trained
+        on. DataError: if a text is not a string.
     """
-    refuse_one_string(texts, pairs)
+    refuse_no_list(texts, pairs)
     for name, values in (("texts", texts), ("pairs", pairs)):
         if values is not None and not hasattr(values, "__len__"):
             raise UsageError(f"{name} is a {type(values).__name__}, which has no length; pass a list, or use predict_iter")
@@ -245,11 +246,17 @@ def check_threshold(below: float) -> None:
         raise UsageError(f"the threshold of the confidence is {below:g}; pass a number from 0 (never abstain) to 1")
 
 
-def refuse_one_string(texts: object, pairs: object) -> None:
-    """Raise UsageError if a string is passed instead of a list."""
+def refuse_no_list(texts: object, pairs: object) -> None:
+    """Raise UsageError if a string, a table, a mapping or a set is passed instead of a list: they would be read as characters, names of
+    columns or keys, or in no order.
+    """
     for name, value in (("texts", texts), ("pairs", pairs)):
         if isinstance(value, str | bytes):
             raise UsageError(f"{name} is one string ({str(value)[:30]!r}); pass a list of strings, like [text]")
+        if isinstance(value, Mapping | Set):
+            raise UsageError(f"{name} is a {type(value).__name__}; pass a list of strings")
+        if (dimensions := len(getattr(value, "shape", (0,)))) != 1:
+            raise UsageError(f"{name} has {dimensions} dimensions; pass one column of the table, or a list of strings")
 
 
 def word_spans(tokenizer_json: str, text: str, pair: str | None = None, *, max_length: int) -> WordSpans:
