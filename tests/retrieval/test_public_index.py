@@ -337,6 +337,9 @@ def test_queries_and_ids_that_are_no_strings_are_named(index: cramlm.Index, tmp_
             search({"q1": "word"})  # type: ignore[arg-type]
         with pytest.raises(UsageError, match="the queries argument has 2 dimensions; pass one column of it"):
             search(np.array([["q1", "word"]]))  # type: ignore[arg-type]
+        for queries, kind in ((None, "NoneType"), ({"word"}, "set"), (b"word", "bytes")):
+            with pytest.raises(UsageError, match=f"the queries argument is a {kind}; pass a list of strings"):
+                search(queries)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="the id of text 7 is not a string but int"):
         cramlm.Index.build({7: "a text"}, tmp_path / "index")  # type: ignore[dict-item]
 

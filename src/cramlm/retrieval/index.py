@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -286,8 +286,10 @@ def _flat(values: Iterable[_Value], what: str, remedy: str) -> list[_Value]:
     """Return the elements of a list, an array, a column of a table or an iterator.
 
     Raises:
-        UsageError: it is a table, or an array like one. what, remedy: of the message.
+        UsageError: it is a table or an array like one, a set, which has no order, or no collection. what, remedy: of the message.
     """
+    if isinstance(values, bytes | Set) or not isinstance(values, Iterable):
+        raise UsageError(f"the {what} is a {type(values).__name__}; pass a list of strings")
     dimensions = len(getattr(values, "shape", (0,)))
     if dimensions != 1:
         raise UsageError(f"the {what} has {dimensions} dimensions; pass one column of it, {remedy}")
