@@ -19,7 +19,7 @@ import shutil
 import tempfile
 import weakref
 from abc import ABC
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -474,7 +474,7 @@ def checked_texts(values: Any, name: str) -> Texts:
     Raises:
         InvalidInput: for a single string, other dimensions, no texts, or a value that is not a string (with its index).
     """
-    if isinstance(values, str | bytes | Mapping | set | frozenset):
+    if not _is_list(values):
         raise InvalidInput(f"{name} is a {type(values).__name__}; pass a list of strings")
     shape: tuple[int, ...] = getattr(values, "shape", (0,))  # a polars data frame has a shape and no ndim
     if len(shape) > 2 or (len(shape) == 2 and shape[1] != 2):
@@ -582,7 +582,7 @@ def _target_type(values: Any) -> TargetType:
     if scipy.sparse.issparse(values):
         return "multilabel-indicator"
     dimensions = getattr(values, "ndim", 1)
-    rows = [] if isinstance(values, str | bytes | Mapping) or dimensions != 1 else list(values)
+    rows = list(values) if dimensions == 1 and _is_list(values) else []
     are_lists = any(isinstance(row, _LISTS) for row in rows)
     if dimensions == 2 or (are_lists and len({len(row) if isinstance(row, _LISTS) else -1 for row in rows}) == 1):
         matrix = np.asarray(values if dimensions == 2 else [list(row) for row in rows])
@@ -603,14 +603,20 @@ def _flat(values: Any, texts: int, what: str) -> list[Any]:
     """Return y as a list with a value for each text. what: the value, in the message.
 
     Raises:
-        InvalidInput: for a single string, several dimensions, or another number of values than `texts`.
+        InvalidInput: for a value that is no list, several dimensions, or another number of values than `texts`.
     """
-    if isinstance(values, str | bytes) or (dimensions := getattr(values, "ndim", 1)) != 1:
-        shown = f"one {type(values).__name__}" if isinstance(values, str | bytes) else f"of {dimensions} dimensions"
+    dimensions = getattr(values, "ndim", 1)
+    if dimensions != 1 or not _is_list(values):
+        shown = f"of {dimensions} dimensions" if dimensions != 1 else f"one {type(values).__name__}"
         raise InvalidInput(f"y is {shown}, expected one {what} per text in a flat list")
     flat = list(values)
     _check_lengths(texts, len(flat))
     return flat
+
+
+def _is_list(values: Any) -> bool:
+    """Return True if a value holds others in an order: False for None, a string, a mapping or a set."""
+    return hasattr(values, "__iter__") and not isinstance(values, str | bytes | Mapping | Set)
 
 
 def _check_lengths(texts: int, labels: int) -> None:
