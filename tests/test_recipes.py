@@ -565,3 +565,7 @@ def test_files_may_be_paths_and_a_bad_value_is_one_line(tmp_path: Path) -> None:
         for recipe in (recipes.static, recipes.tlm, recipes.tlm_small):
             with pytest.raises(UsageError, match=r"^(retriever\.)?top_k: .* \(got .*\); `cramlm config` prints every setting$"):
                 recipe(**files, top_k=top_k)
+    with pytest.raises(
+        UsageError, match=r"^threads is a setting of the run .*; set it in the result: config.model_copy\(update={'threads': "
+    ):
+        recipes.static(**files, threads=1)

@@ -329,6 +329,11 @@ class Recipe(ABC):
                 f"the recipe {self.name} retrieves from raw text; pass corpus= (--corpus FILES), or take the recipe labels-only"
             )
         own = {name: options.pop(name) for name in self.own_options if name in options}
+        if others := sorted(options.keys() & RunConfig.model_fields.keys()):
+            raise UsageError(
+                f"{others[0]} is a setting of the run and no argument of a recipe; set it in the result: "
+                f"config.model_copy(update={{{others[0]!r}: ...}})"
+            )
         options = {name: _without_paths(value) for name, value in options.items()}
         if isinstance(unlabelled := options.get("unlabelled"), str):
             options["unlabelled"] = (unlabelled,)
