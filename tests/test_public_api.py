@@ -55,6 +55,11 @@ def test_the_parameters_of_a_public_function_keep_their_names(name: str) -> None
     assert list(inspect.signature(function).parameters) == PARAMETERS[name]
 
 
+def test_fit_names_what_it_takes_as_a_config() -> None:
+    with pytest.raises(cramlm.CramError, match=r"^the config is 'run\.toml', not a RunConfig; make one by a recipe, like cramlm\.recipes"):
+        cramlm.fit("run.toml")  # type: ignore[arg-type]
+
+
 def test_the_documentation_imports_public_names_only() -> None:
     pages = [DOCS.parent / "README.md", *(page for page in DOCS.rglob("*.md") if page.name != "log.md")]
     for page in pages:

@@ -28,7 +28,7 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from cramlm.config.run import CorpusConfig
-from cramlm.errors import EnvironmentFault, UsageError
+from cramlm.errors import EnvironmentFault, UsageError, brief
 from cramlm.inference.base import BasePredictor
 from cramlm.inference.folders import model_of, run_of
 from cramlm.inference.linear import ModelPart
@@ -92,7 +92,7 @@ def explain(
     *,
     text_pair: str | None = None,
     label: str | None = None,
-    run: Path | None = None,
+    run: str | Path | None = None,
     passages: int = 3,
 ) -> Explanation:
     """Return what each word of `text` contributes to a label or number, and the nearest passages of `run`, if given.
@@ -101,9 +101,12 @@ def explain(
     word; from 501 words on, spans of several words have a contribution, and it costs at most 502.
 
     Raises:
-        UsageError: if a text is blank, or not one string, `text_pair` is not what the model was trained on, or the model has no such label.
+        UsageError: if the model is not loaded, a text is blank, or not one string, `text_pair` is not what the model was trained on, or the
+            model has no such label.
         DataError: if a text holds a lone surrogate.
     """
+    if not isinstance(predictor, BasePredictor):
+        raise UsageError(f"the model to explain is {brief(predictor)}, not loaded; pass cramlm.Predictor.load(FOLDER)")
     _check_pair(predictor, text_pair)
     if label is not None and label not in predictor.labels:
         raise UsageError(f"label {label!r} is none of the model's; choose one of {', '.join(map(repr, predictor.labels))}")
@@ -133,7 +136,7 @@ def explain(
         probability=None if predictor.kind == "regression" else float(outputs[0, column]),
         read=len(read),
         words=tuple(words),
-        passages=() if run is None else nearest_passages(run, query, limit=passages),
+        passages=() if run is None else nearest_passages(Path(run), query, limit=passages),
         text_pair=text_pair,
         read_pair=None if text_pair is None else len(read_pair),
         value=float(outputs[0, column]) if predictor.kind == "regression" else None,

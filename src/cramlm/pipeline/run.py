@@ -28,7 +28,7 @@ from cramlm.config.base import Budget, parse_budget
 from cramlm.config.run import RunConfig, load_config
 from cramlm.data.decontamination import without_overlap
 from cramlm.data.task import read_task
-from cramlm.errors import CramError, Stopped
+from cramlm.errors import CramError, Stopped, UsageError, brief
 from cramlm.io.machine import available_cores, describe_machine, trim_memory
 from cramlm.model.huggingface.pretrained import start_from
 from cramlm.pipeline import trackers
@@ -73,9 +73,11 @@ def run(
     time, ranks; each rank makes this call, and all return the same. PyTorch's number of threads is restored at the end.
 
     Raises:
-        UsageError: if `out` holds a run on another task, or other files and no run. CramError: one of its kinds (errors.py); published
-        stages stay, and the same call continues from there.
+        UsageError: if `config` is no RunConfig, or `out` holds a run on another task, or other files and no run. CramError: one of its
+        kinds (errors.py); published stages stay, and the same call continues from there.
     """
+    if not isinstance(config, RunConfig):
+        raise UsageError(f"the config is {brief(config)}, not a RunConfig; make one by a recipe, like cramlm.recipes.tlm(train=FILE)")
     began = time.monotonic() if process.began is None else process.began
     ranks, stop = process.ranks, process.ranks.watch(process.stop)
     if ranks.index > 0:
