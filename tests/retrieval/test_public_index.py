@@ -8,6 +8,7 @@ import pickle
 import re
 import shutil
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import cramlm
 from commands import cramlm as command
 from commands import error_line, printed, python, succeed
 from cramlm.errors import ArtifactError, CramError, DataError, EnvironmentFault, UsageError
+from cramlm.records import Event
 from cramlm.retrieval.bm25.analysis import Analyzer, analyze
 from cramlm.retrieval.bm25.search import Scoring
 from cramlm.retrieval.index import IndexSettings
@@ -27,6 +29,7 @@ from cramlm.retrieval.selection import SelectionTable
 from cramlm.retrieval.trec import MEASURES, measure, read_qrels, run_lines
 from cramlm.storage.artifacts import default_store
 from damaging import edit_json
+from server_process import PATIENCE
 
 TEXTS = invented_texts(200, seed=3)
 QUERIES = invented_texts(6, seed=4, words=(2, 6))
@@ -263,6 +266,27 @@ def test_a_folder_of_another_kind_is_not_proposed_as_the_output_of_index(tmp_pat
     assert error_line(command("search", tmp_path / "new", "word"), 2).endswith(
         f"; build it with `cramlm index FILES --out {tmp_path / 'new'}`"
     )
+
+
+def test_calls_at_the_same_time_index_their_own_texts(tmp_path: Path) -> None:
+    others, is_waiting = list[cramlm.Index](), threading.Event()
+
+    def build_other() -> None:
+        try:
+            others.append(cramlm.Index.build({"b": "a green hill"}, tmp_path / "index", workers=1, emit=lambda event: is_waiting.set()))
+        finally:
+            is_waiting.set()
+
+    other = threading.Thread(target=build_other)
+
+    def start_other(event: Event) -> None:
+        if other.ident is None:
+            other.start()
+            is_waiting.wait(PATIENCE)
+
+    index = cramlm.Index.build({"a": "a red ship"}, tmp_path / "index", workers=1, emit=start_other)
+    other.join()
+    assert (index.search("a").texts(), others[0].search("a").texts()) == ([["a red ship"]], [["a green hill"]])
 
 
 @pytest.mark.parametrize("name", ["catalog.json", "texts.jsonl", "notes.md"])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -30,7 +30,7 @@ from cramlm.retrieval.bm25.index import BM25, Bm25Index, build_index
 from cramlm.retrieval.bm25.search import Norm, Scoring
 from cramlm.retrieval.ranking import best_of_hits
 from cramlm.storage.artifacts import CATALOG, MANIFEST, is_index_folder, is_published, publish_file, refuse_other_files
-from cramlm.storage.locks import environment_faults
+from cramlm.storage.locks import environment_faults, lock, lock_file, wait_while_locked
 
 TEXTS: Final = "texts.jsonl"
 _STAGES: Final = ("parts", "corpora", "segments", "indexes")
@@ -172,10 +172,12 @@ class Index:
             config = CorpusConfig(files=files, **columns)
         except ValidationError as error:
             raise UsageError(explain_validation_error(error)) from error
-        if texts is not None:
-            _save_texts(folder, texts)
-        own = () if texts is None else (TEXTS,)
-        return build_catalog(config, folder, scoring=scoring, analyzer=analyzer, workers=workers, emit=emit, unfinished=own)
+
+        def build_files() -> Index:
+            own = () if texts is None else (TEXTS,)
+            return build_catalog(config, folder, scoring=scoring, analyzer=analyzer, workers=workers, emit=emit, unfinished=own)
+
+        return build_files() if texts is None else _with_texts(folder, texts, build_files, emit=emit)
 
     @staticmethod
     def open(path: str | Path) -> Index:
@@ -342,12 +344,34 @@ def _refuse_surrogates(texts: Mapping[str, str]) -> None:
                 ) from error
 
 
-def _save_texts(folder: Path, texts: Mapping[str, str]) -> None:
-    """Write texts as JSON lines, unless the file has them: its time is part of what tells whether the index is up to date."""
+def _with_texts(folder: Path, texts: Mapping[str, str], build: Callable[[], Index], *, emit: Emit) -> Index:
+    """Write texts as JSON lines, and return `build()`, while no other process that calls this replaces them.
+
+    A file that has the texts is not written again: its time is part of what tells whether the index is up to date.
+    """
     content = b"".join(_json_line({"id": name, "text": text}) for name, text in texts.items())
     path = folder / TEXTS
-    _refuse_other_files(folder, *([TEXTS] if _holds(path, content) else []))
-    _publish_changed(path, content)
+
+    def check() -> None:
+        _refuse_other_files(folder, *([TEXTS] if _holds(path, content) else []))
+
+    def save_and_build() -> Index:
+        check()
+        _publish_changed(path, content)
+        return build()
+
+    def build_alone() -> Index:
+        with lock(path):
+            return save_and_build()
+
+    try:
+        check()  # before the lock puts a file there
+    except UsageError:
+        if not lock_file(path).exists():  # otherwise perhaps the texts of another process
+            raise
+    if _holds(path, content) and not os.access(folder, os.W_OK):  # a read-only disk
+        return save_and_build()
+    return wait_while_locked(build_alone, stage="index", emit=emit)
 
 
 def _json_line(row: dict[str, str]) -> bytes:
