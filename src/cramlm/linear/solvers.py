@@ -114,7 +114,10 @@ class Solver(Protocol):
         """
 
     def prior_odds(self, targets: Any, *, outputs: int) -> npt.NDArray[np.float64]:
-        """Return the log-odds of the label frequencies, (outputs,), which a model with uniform class weights learns."""
+        """Return the share of each label, or, where a text may have several, its odds, 0 if all texts have it; (outputs,).
+
+        The intercepts of a model with uniform class weights follow their logarithm.
+        """
 
 
 class ClassificationSolver(Solver):
