@@ -474,6 +474,9 @@ def test_errors_of_a_fit_name_parameters_and_no_options_of_the_command_line(
 def test_every_message_that_names_an_option_is_written_for_python() -> None:
     """The messages below the command line that a fit of the estimator can end with or print."""
     messages = {
+        "/tmp/cramlm-x/fit-1/data/unlabelled.jsonl: all 12 unlabelled texts are those of labelled rows; leave the file out": (
+            "all 12 unlabelled texts are those of labelled rows; drop unlabelled"
+        ),
         "pass --budget 1.8e12flops or more, or a smaller --preset": 'pass budget="1.8e12flops" or more, or a smaller encoder, as in '
         'settings={"encoder.layers": 2}',
         "free space, or pass --out and --store on another disk": "free space, or pass out and store on another disk",

@@ -68,6 +68,7 @@ _PARAMETERS: Final = [
         (r"\(--base-model FOLDER, ", "(a folder "),
         (r"--set (['\"])([^'\"=]+)=.*?\1:", r"settings['\2']:"),
         (r"--set ([\w.\[\]]+)=(\w+)", r'settings={"\1": \2}'),
+        (r"^\S+: (all [\d,]+ unlabelled texts are those of labelled rows); leave the file out", r"\1; drop unlabelled"),
         (r"--text-column \(where.*?\)", 'settings={"corpus.text_column": NAME}'),
         (r"--id-column", 'settings={"corpus.id_column": NAME}'),
         (r"--on-bad-row skip", 'settings={"corpus.on_bad_row": "skip"}'),
