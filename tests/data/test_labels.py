@@ -62,7 +62,11 @@ def test_equal_numbers_have_equal_labels_in_any_notation(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("kind", "label", "reason"),
     [
-        ("classification", ["a"], r"a list \(\['a'\]\); for several labels per text --task-type multi-label; fix it, or pass --on-bad"),
+        (
+            "classification",
+            ["a"],
+            r"a list \(\['a'\]\); write a label by itself \(jq .*, or for several per text pass --task-type multi-label; fix it, or",
+        ),
         ("multi-label", "a", r"'label' is not a list of labels but a string \('a'\); write \[\"a\", \"b\"\], or \[\] for a text without"),
         ("multi-label", None, "not a list of labels but null"),
         ("multi-label", ["a", " "], "holds an empty label among 'a,  '"),
@@ -122,7 +126,7 @@ def test_numbers_with_a_mean_far_above_their_spread_are_read_where_single_precis
 def test_labels_that_are_not_in_train_are_refused(tmp_path: Path) -> None:
     train, test = jsonl(tmp_path / "train.jsonl", [["a", "b"], ["b"], [], ["a"]] * 3), jsonl(tmp_path / "test.jsonl", [["a", "c"], []])
     config = TaskConfig(train=train, test=test, kind="multi-label")
-    with pytest.raises(DataError, match=r"test\.jsonl:1: label 'c' is not among the training labels \('a', 'b'\), 1 such rows"):
+    with pytest.raises(DataError, match=r"test\.jsonl:1: label 'c' is not among the training labels \('a', 'b'\), in 1 row;"):
         read_task(config, seed=1)
     task = read_task(config.model_copy(update={"unseen_labels": "ignore"}), seed=1)
     assert (task.kind, task.labels, len(task.dev)) == ("multi-label", ("a", "b"), 1)

@@ -64,7 +64,7 @@ def test_a_label_with_one_example_is_a_warning(tmp_path: Path) -> None:
 
 def test_a_label_that_training_lacks_fails_or_is_ignored_and_counted(tmp_path: Path) -> None:
     test = [("t", "a"), ("u", "new"), ("v", "new")]
-    with pytest.raises(DataError, match=r"test.jsonl:2: label 'new' is not among the training labels \('a', 'b'\), 2 such rows"):
+    with pytest.raises(DataError, match=r"test.jsonl:2: label 'new' is not among the training labels \('a', 'b'\), in 2 rows;"):
         read(tmp_path, ROWS, test=test)
     task, events = read(tmp_path, ROWS, test=test, unseen_labels="ignore")
     assert len(task.test) == 3

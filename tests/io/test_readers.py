@@ -19,7 +19,7 @@ from commands import python
 from cramlm.errors import DataError, UsageError
 from cramlm.io.parquet import ParquetFile
 from cramlm.io.paths import stamp_file
-from cramlm.io.readers import Reader, Table
+from cramlm.io.readers import MANY_LINES, Reader, Table
 from cramlm.io.rows import Column, Row, RowCounts
 from cramlm.records import Event
 
@@ -176,7 +176,10 @@ def test_values_like_null_or_numbers_stay_strings(make: MakeFile) -> None:
         ('{"text": null, "label": "b"}', "'text' is not a string but null"),
         ('{"text": ["a"], "label": "b"}', "'text' is not a string but a list"),
         ('{"text": "a", "text": "b", "label": "c"}', "key 'text' occurs twice"),
-        ('{"text": "a", "label": ["b"]}', "'label' is neither string, number nor boolean but a list"),
+        (
+            '{"text": "a", "label": ["b"]}',
+            "'label' is neither string, number nor boolean but a list (['b']); write a label by itself (jq -c '.[\"label\"] |= first'), or",
+        ),
         ('{"text": "a", "label": NaN}', "NaN is not JSON"),
         ('{"text": "\\ud83d", "label": "b"}', "lone surrogate"),
         ('{"text": "a\0b", "label": "b"}', "NUL byte"),
@@ -219,7 +222,7 @@ def test_json_labels_keep_their_spelling_and_two_types_are_reported_with_both_li
         path = make("a.jsonl", "".join(f'{{"text": "a", "label": {value}}}\n' for value in spelled))
         assert [label for _, label in rows(path)] == [value.strip('"') for value in spelled]
     path = make("a.jsonl", '{"text": "a", "label": "1"}\n{"text": "a", "label": 1}\n')
-    assert fault(path, on_bad_row="skip").startswith(":2: 'label' is a JSON integer (1) but a string in line 1")
+    assert fault(path, on_bad_row="skip").startswith(":2: 'label' is 1, a JSON integer, and of type string in line 1")
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.txt"])
@@ -257,6 +260,21 @@ def test_text_files_give_paragraphs_or_lines(make: MakeFile) -> None:
     assert rows(path, (Column("text"),), max_record_bytes=1000, on_bad_row="skip") == [("one",), ("two",)]
     with pytest.raises(UsageError, match="a text file has no column 'label'"):
         rows(path)
+
+
+def test_a_text_file_of_many_lines_without_a_blank_one_is_one_text_with_a_warning(make: MakeFile) -> None:
+    for name, text, texts in (
+        ("a", "a line\n" * MANY_LINES, 1),
+        ("b", "a line\n" * (MANY_LINES - 1), 1),
+        ("c", "a\n\n" * MANY_LINES, MANY_LINES),
+    ):
+        events: list[Event] = []
+        assert len(list(Reader(make(f"{name}.txt", text), (Column("text"),), emit=events.append))) == texts
+        messages = [event.message for event in events if event.kind == "warning"]
+        assert ["its 50 lines are one text; if each line is a text, write blank lines" in message for message in messages] == [True] * (
+            name == "a"
+        )
+    assert len(rows(make("a.txt", "a line\n" * MANY_LINES), (Column("text"),), txt_rows="lines")) == MANY_LINES
 
 
 def write_parquet(path: Path, table: dict[str, Any], **options: Any) -> Path:

@@ -496,7 +496,9 @@ def beside_columns(table: Table, predictions: Iterable[Mapping[str, Any]], separ
         named = {"predicted" if name in ("label", "labels", "value") else name: value for name, value in prediction.items() if name != "id"}
         columns = with_columns(named)
         if own := row.keys() & columns.keys():
-            raise UsageError(f"the file has a column {min(own)!r} already, as the predictions do; rename it, or drop --keep-columns")
+            raise UsageError(
+                f"{table.path}: it has a column {min(own)!r} already, as the predictions do; rename it, or drop --keep-columns"
+            )
         joined.append(row | columns)
     mark = "\N{BYTE ORDER MARK}" if table.marked else ""
     return mark + table_of(joined, ";" if (separator, table.separator) == (",", ";") else separator, label_separator=label_separator)

@@ -350,7 +350,7 @@ def _summary(statistics: dict[str, Any]) -> str:
     if passages["near_duplicates"]:
         duplicates += f" and {counted(passages['near_duplicates'], 'near-duplicate')}"
     return (
-        f"{counted(passages['kept'], 'passage')}, {statistics['words']:,} words, {size(statistics['bytes'])} "
+        f"{counted(passages['kept'], 'passage')}, {counted(statistics['words'], 'word')}, {size(statistics['bytes'])} "
         f"from {counted(rows['read'], 'row')} "
         f"({rows['rejected']:,} rejected, {rows['blank']:,} blank, {rows['cut']:,} split, {duplicates} dropped)"
         + (f"; {repeated:,} ids repeat in other files: every id is FILE/ID" if (repeated := statistics.get("repeated_ids")) else "")

@@ -343,14 +343,14 @@ def _check_unseen(split: str, path: str | None, examples: Sequence[Example], lab
     if config.unseen_labels == "fail":
         shown = ", ".join(brief(name, 30) for name in labels[:8]) + (", …" if len(labels) > 8 else "")
         raise DataError(
-            f"{path}:{line}: label {label} is not among the training labels ({shown}), {len(unseen):,} such rows; fix them, add the label "
-            f"to the training file, or pass --set task.unseen_labels=ignore"
+            f"{path}:{line}: label {label} is not among the training labels ({shown}), in {counted(len(unseen), 'row')}; fix the rows, add "
+            "the label to the training file, or pass --set task.unseen_labels=ignore"
         )
     emit(
         Event(
             "warning",
             KIND,
-            f"{path}: {len(unseen):,} rows have labels that training lacks (first {label}, line {line}); they are scored as wrong",
+            f"{path}: labels that training lacks in {counted(len(unseen), 'row')} (first {label}, line {line}); they are scored as wrong",
             data={"split": split, "unseen": len(unseen)},
         )
     )

@@ -281,11 +281,12 @@ def pairs_of(results: Sequence[CellResult]) -> list[Pair]:
 
 
 def totals_of(results: Sequence[CellResult]) -> dict[str, float]:
-    """Return the resources of all runs together, the cost of choosing among them."""
+    """Return the resources of all runs together, the cost of choosing among them. complete: 0 if those of a run are not all known."""
     runs = [result for result in results if not result.is_baseline and not _is_combined(result.arm)]
     usage = [result.usage for result in runs if result.usage is not None]
     return {
         "runs": len(runs),
+        "complete": float(len(usage) == len(runs) and all(each.complete for each in usage)),
         "minutes": sum(each.seconds for each in usage) / 60,
         "cpu_minutes": sum(each.cpu_seconds for each in usage) / 60,
         "paper_flops": sum(result.flops["paper"] for result in runs),
@@ -406,9 +407,12 @@ def markdown(rows: Sequence[Row], pairs: Sequence[Pair], totals: Mapping[str, fl
         energy = f", {totals['kwh']:.3f} kWh" if "kwh" in totals else ""
         trained = f", {totals['paper_flops']:.2e} FLOPs by the paper's formula, {totals['executed_flops']:.2e} executed"
         flops = trained if totals["executed_flops"] else ""
+        at_least = (
+            "" if totals.get("complete", 1.0) else "≥ "
+        )  # some were measured with other settings, such as --jobs, or not to their end
         notes.append(
-            f"{counted(round(totals['runs']), 'run')} in all, the cost of choosing among them: {totals['minutes']:.1f} minutes, "
-            f"{totals['cpu_minutes']:.1f} CPU minutes{energy}{flops}."
+            f"{counted(round(totals['runs']), 'run')} in all, the cost of choosing among them: {at_least}{totals['minutes']:.1f} minutes, "
+            f"{at_least}{totals['cpu_minutes']:.1f} CPU minutes{energy}{flops}."
         )
     notes += [f"Failed: {name}: {reason}" for name, reason in failed.items()]
     return "\n".join([*lines, "", *notes]) + "\n"

@@ -149,6 +149,8 @@ class BasePredictor(ABC):
         from cramlm.evaluation.kinds import check_labels
 
         remedy = "pass --unseen-labels ignore to count it as missed"
+        if self.kind == "multi-label":
+            remedy = f"--label-separator CHAR if it is several labels, or {remedy}"
         check_labels(self.kind, self.labels, examples, origin=origin, remedy=remedy)
 
     def score(self, examples: Sequence[Example]) -> AnyScores:

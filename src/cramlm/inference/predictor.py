@@ -222,7 +222,7 @@ def confidence_at(path: Path, model_part: ModelPart) -> Confidence:
         UsageError: if it has none, or its texts do not have one label each. ArtifactError: if there is no model, or it is damaged.
     """
     folder = model_of(path)
-    require_single_label(kind_in(folder), "abstaining", "use cramlm predict without it")
+    require_single_label(kind_in(folder), "abstaining", "leave it out")
     confidence = confidence_in(folder, model_part)
     return usable_confidence(confidence, () if confidence is None else confidence.labels)
 

@@ -115,7 +115,10 @@ def _scalar(value: Any, column: Column, line: int, counts: RowCounts) -> str:
     elif isinstance(value, str):
         kind, spelled = "integer" if isinstance(value, _Integer) else "float" if isinstance(value, _Float) else "string", str(value)
     else:
-        hint = "; for several labels per text --task-type multi-label" if column.kind == "label" and type(value) is list else ""
+        hint = ""
+        if column.kind == "label" and type(value) is list:
+            key = json.dumps(column.name)
+            hint = f"; write a label by itself (jq -c '.[{key}] |= first'), or for several per text pass --task-type multi-label"
         raise _BadRowError(f"{column.name!r} is neither string, number nor boolean but {_type_name(value)} ({brief(value, 30)}){hint}")
     if column.kind != "name":
         counts.check_label_type(column.name, line, kind, value)

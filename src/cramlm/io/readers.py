@@ -26,6 +26,8 @@ from cramlm.io.streams import ByteStream, Lines
 from cramlm.records import Emit, Event, count, silent
 
 MAX_RECORD_BYTES = 16_000_000
+MANY_LINES: Final = 50
+"""A text file of so many lines without a blank one is perhaps one of a text per line, and not of paragraphs."""
 _SEPARATORS: Final = {"csv": ",;\t", "tsv": "\t"}
 
 
@@ -139,10 +141,11 @@ class Reader:
             yield Row(line, (text, *others))
 
     def _paragraphs(self, lines: Lines) -> Iterator[tuple[int, str]]:
-        begun, size = 0, 0
+        begun, size, is_divided = 0, 0, False
         held: list[str] = []
         for line, text in self._decoded(lines):
             if not text.strip():
+                is_divided = True
                 if held:
                     yield begun, "\n".join(held)
                 held, size = [], 0
@@ -154,6 +157,11 @@ class Reader:
                     self._counts.refuse(begun, f"{longer}; if each line is a text, write blank lines between them (sed G)")
                     held = []
         if held:
+            if len(held) >= MANY_LINES and not is_divided:
+                advice = "if each line is a text, write blank lines between them (sed G)"
+                self._emit(
+                    Event("warning", self._stage, f"{self.path}: no line is blank, so its {len(held):,} lines are one text; {advice}")
+                )
             yield begun, "\n".join(held)
 
     def _decoded(self, lines: Lines) -> Iterator[tuple[int, str]]:
@@ -173,6 +181,7 @@ class Reader:
 class Table:
     """All of a local .csv or .tsv file. rows: the cells of columns with a name. marked: the file begins with a byte order mark."""
 
+    path: str
     rows: list[dict[str, str]]
     separator: str
     marked: bool
@@ -197,7 +206,7 @@ class Table:
 
         separators, counts = _SEPARATORS[format_], RowCounts(stamp.path, None)
         rows = list(read_named_columns(lines(), counts, separators=separators, limit=MAX_RECORD_BYTES))
-        return cls(rows, separator_of(lines(), separators), next(blocks(), b"").startswith(codecs.BOM_UTF8))
+        return cls(path, rows, separator_of(lines(), separators), next(blocks(), b"").startswith(codecs.BOM_UTF8))
 
 
 def _only(stamps: list[FileStamp]) -> FileStamp:

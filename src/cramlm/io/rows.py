@@ -94,7 +94,7 @@ class RowCounts:
         first, first_line = self.label_types.setdefault(column, (kind, line))
         if kind != first:
             raise DataError(
-                f"{self.path}:{line}: {column!r} is a JSON {kind} ({brief(value, 30)}) but a {first} in line {first_line}; "
+                f"{self.path}:{line}: {column!r} is {brief(value, 30)}, a JSON {kind}, and of type {first} in line {first_line}; "
                 f"write all of them as strings"
             )
 

@@ -198,7 +198,7 @@ def build_index(
         listing = _listing_of(corpus, plans, [store / "segments" / plan.name for plan in plans], analyzer)
         (folder / LISTING).write_text(json.dumps(listing, indent=1) + "\n", "utf-8")
         rate = len(corpus) / max(time.monotonic() - started, 1e-9)
-        size = f"{counted(len(corpus), 'passage')}, {listing['sums']['postings']:,} postings in {counted(len(plans), 'segment')}"
+        size = f"{counted(len(corpus), 'passage')}, {counted(listing['sums']['postings'], 'posting')} in {counted(len(plans), 'segment')}"
         summary = f"{size}, {rate:,.0f} passages/s"
         emit(Event("done", KIND, summary, done=len(corpus), total=len(corpus), unit="passages", data=listing["sums"]))
 
