@@ -203,6 +203,13 @@ def test_a_k1_with_which_nothing_is_found_is_refused(folder: Path, tmp_path: Pat
     assert not list(tmp_path.iterdir())
 
 
+def test_passages_per_query_are_refused_for_a_retriever_without_queries(folder: Path, tmp_path: Path) -> None:
+    select = ("select", "--index", folder / "index", "--queries", folder / "queries.csv", "-o", tmp_path / "out", "--top-k", "3")
+    message = error_line(command(*select, "--retriever", "random"), 2)
+    assert message.endswith("--top-k: the retriever random has no number of passages per query; pass --max-documents N in its place")
+    assert "valid dictionary" in error_line(command(*select, "--set", "retriever=5"), 2)
+
+
 def test_the_largest_k1_still_finds_documents(folder: Path) -> None:
     assert "ship" in printed("search", folder / "index", "ship", "--k1", "1000")
 

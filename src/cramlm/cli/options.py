@@ -110,9 +110,10 @@ def resolve_retriever(options: Mapping[str, Any], overrides: list[str] | None, *
     if unknown := sorted(set(data) - {"retriever"}):
         raise UsageError(f"--set {unknown[0]}: select has only the settings of retriever, like retriever.k1=1.5")
     retriever = data["retriever"]
-    if options.get("top_k") is not None and retriever.get("kind") in ("random", "dsir", "union"):
-        raise UsageError(f"--top-k: the retriever {retriever['kind']} sends no query for each text; pass --max-documents N in its place")
-    members = retriever.get("retrievers") if isinstance(retriever, dict) else None
+    is_table = isinstance(retriever, dict)
+    if is_table and options.get("top_k") is not None and (kind := retriever.get("kind")) in ("random", "dsir", "union"):
+        raise UsageError(f"--top-k: the retriever {kind} has no number of passages per query; pass --max-documents N in its place")
+    members = retriever.get("retrievers") if is_table else None
     for each in (retriever, *(members if isinstance(members, list) else ())):
         if isinstance(each, dict) and each.get("kind") == "bm25":
             each.update({name: value for name, value in bm25.items() if name not in each})

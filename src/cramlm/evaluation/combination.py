@@ -144,8 +144,8 @@ def _calibrated(
 ) -> dict[str, Calibration]:
     """Calibrate models on dev and the training texts that they predict out of fold. whole: the task with both as dev.
 
-    A model without such predictions is calibrated on dev. Its loss is the lowest loss of the other models plus their difference on the n
-    dev texts, most of which is chance. It is shrunk towards `EXPECTED_GAP`: its weight is n / (n + SHRINKAGE).
+    A model without such predictions is calibrated on dev. Its loss is the lowest loss of the other models plus an estimated difference:
+    that on the n dev texts, which is mostly chance, with the weight n / (n + SHRINKAGE), and `EXPECTED_GAP` with the rest of the weight.
     """
     if not held_out:
         return {name: calibrate_on_dev(task, values, metric=metric) for name, values in outputs.items()}

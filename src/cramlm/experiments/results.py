@@ -407,9 +407,7 @@ def markdown(rows: Sequence[Row], pairs: Sequence[Pair], totals: Mapping[str, fl
         energy = f", {totals['kwh']:.3f} kWh" if "kwh" in totals else ""
         trained = f", {totals['paper_flops']:.2e} FLOPs by the paper's formula, {totals['executed_flops']:.2e} executed"
         flops = trained if totals["executed_flops"] else ""
-        at_least = (
-            "" if totals.get("complete", 1.0) else "≥ "
-        )  # some were measured with other settings, such as --jobs, or not to their end
+        at_least = "" if totals["complete"] else "≥ "  # some were measured with other settings, such as --jobs, or not to their end
         notes.append(
             f"{counted(round(totals['runs']), 'run')} in all, the cost of choosing among them: {at_least}{totals['minutes']:.1f} minutes, "
             f"{at_least}{totals['cpu_minutes']:.1f} CPU minutes{energy}{flops}."
