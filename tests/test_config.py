@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cramlm.config.base import NOMINAL_FLOPS, NOMINAL_GPU_FLOPS, Budget, parse_budget
+from cramlm.config.base import Budget, parse_budget
 from cramlm.config.retriever import RETRIEVER, Bm25Config, UnionConfig, unbounded
 from cramlm.config.run import RunConfig, apply_overrides, load_config, read_toml, to_toml
 from cramlm.errors import UsageError
@@ -306,8 +306,6 @@ def test_retrievers_that_rank_the_whole_corpus_are_unbounded_without_a_limit() -
 )
 def test_a_budget_is_a_duration_or_a_number_of_operations(text: str, budget: Budget) -> None:
     assert parse_budget(text) == budget
-    for on_gpu, speed in ((False, NOMINAL_FLOPS), (True, NOMINAL_GPU_FLOPS)):
-        assert parse_budget(text).nominal_flops(on_gpu=on_gpu) == (budget.flops or speed * budget.seconds)  # type: ignore[operator]
 
 
 NOT_BUDGETS = ("", "soon", "0", "0m", "-5m", "5 m", "5d", "1e3s", "nan", "0flops", "-3e15flops", "3e15", "flops", "1e999flops", "nanflops")

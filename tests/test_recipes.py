@@ -19,6 +19,7 @@ from cramlm.config.run import EncoderConfig, PhaseConfig, RandomConfig, RunConfi
 from cramlm.config.terms import Classify, Distil, Mlm
 from cramlm.errors import ArtifactError, UsageError
 from cramlm.experiments.grid import Grid, arms_of, cells_of
+from cramlm.io.machine import has_bf16_instructions
 from cramlm.recipes import RECIPES
 from cramlm.recipes.describe import describe_run, stages_of
 from cramlm.recipes.recipe import from_checkpoint
@@ -99,7 +100,8 @@ def test_every_recipe_runs_to_a_model_that_transformers_loads(name: str, place: 
         ("1h", "cpu", 4, 4096),
         ("20s", "cuda:0", 4, 4096),
         ("1e15flops", "cpu", 6, 16384),
-        ("2h", "cpu", 6, 16384),
+        ("10m", "cpu", 4 if has_bf16_instructions() else 2, 4096),
+        ("6h", "cpu", 6, 16384),
         ("1m", "cuda", 6, 16384),
     ],
 )
@@ -119,7 +121,7 @@ def test_more_operations_or_a_gpu_have_a_larger_encoder_and_larger_batches_of_te
         ("2m", None, ["device=cuda"], 6),
         ("2m", "cpu", [], 2),
         (None, "cpu", ["budget=2m"], 2),
-        ("2m", "cpu", ["budget = 2h"], 6),
+        ("2m", "cpu", ["budget = 6h"], 6),
         ("2m", "cpu", ["budget=none"], 4),
     ],
 )

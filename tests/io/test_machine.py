@@ -6,8 +6,10 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
-from cramlm.io.machine import available_cores, available_memory, system_memory
+from cramlm.io.machine import available_cores, available_memory, has_bf16_instructions, system_memory
+from cramlm.model.model import has_bf16
 
 AFFINITY = len(os.sched_getaffinity(0))
 INNER = "0::/pod/container\n"  # version 2
@@ -86,3 +88,17 @@ def test_the_memory_of_the_machine_is_in_bytes() -> None:
     total, available = memory
     assert total == pytest.approx(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), rel=0.01)
     assert 0 < available < total
+
+
+@pytest.mark.parametrize(
+    ("flags", "has_bf16"), [("fpu avx2 avx512_bf16", True), ("fpu amx_bf16", True), ("fpu avx2 avx512f", False), (None, False)]
+)
+def test_bf16_is_among_the_flags_of_the_processor(tmp_path: Path, flags: str | None, has_bf16: bool) -> None:
+    file = tmp_path / "cpuinfo"
+    if flags is not None:
+        file.write_text(f"processor\t: 0\nmodel name\t: A  B\nflags\t\t: {flags}\n", encoding="ascii")
+    assert has_bf16_instructions(processors=file) == has_bf16
+
+
+def test_the_flags_of_this_processor_agree_with_torch() -> None:
+    assert has_bf16_instructions() == has_bf16(torch.device("cpu"))

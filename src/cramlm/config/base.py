@@ -13,6 +13,8 @@ from cramlm.errors import UsageError
 
 NOMINAL_FLOPS = 2e11
 """Assumed operations per second of two cores in bf16, to choose a model size for a budget in time before anything is measured."""
+NOMINAL_FP32_FLOPS = 6e10
+"""The same of two cores without bf16: a run of 2e13 operations took 10 minutes of one core with AVX2 (docs/benchmarks/scaling.md)."""
 NOMINAL_GPU_FLOPS = 3e13
 """The same of a GPU; one H200 did 2e13 to 7e13 in whole phases of small encoders, beside other runs (docs/benchmarks/scaling.md)."""
 
@@ -65,10 +67,6 @@ class Budget:
 
     seconds: float | None = None
     flops: float | None = None
-
-    def nominal_flops(self, *, on_gpu: bool) -> float:
-        """Return the operations, or an estimate of those that fit into the time, used to choose a model size."""
-        return self.flops or (self.seconds or 0.0) * (NOMINAL_GPU_FLOPS if on_gpu else NOMINAL_FLOPS)
 
 
 def parse_budget(text: str) -> Budget:

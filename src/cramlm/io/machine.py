@@ -20,6 +20,8 @@ from typing import Final, Literal
 from cramlm.errors import counted
 
 _STATUS: Final = Path("/proc/self/status")
+_PROCESSORS: Final = Path("/proc/cpuinfo")
+_BF16_FLAGS: Final = frozenset({"avx512_bf16", "amx_bf16"})
 _SPIN_COUNT: Final = "10000"
 """Iterations for which an idle OpenMP thread spins before it sleeps. With the default, two threads next to another busy process are up to a
 hundred times slower than one; with this value, at most twice (docs/log.md)."""
@@ -151,11 +153,24 @@ def describe_machine() -> str:
 
 
 def _processor() -> str:
+    return _processor_field("model name") or platform.processor()
+
+
+def has_bf16_instructions(*, processors: Path = _PROCESSORS) -> bool:
+    """Return True if the processor multiplies matrices in bf16 in hardware (AVX512-BF16 or AMX), as `model.has_bf16`, without torch.
+
+    False where the system does not say.
+    """
+    return not _BF16_FLAGS.isdisjoint(_processor_field("flags", processors).split())
+
+
+def _processor_field(name: str, processors: Path = _PROCESSORS) -> str:
+    """Return a field of the first processor, with single spaces; empty if unknown."""
     try:
-        lines = Path("/proc/cpuinfo").read_text("utf-8", errors="replace").splitlines()
+        lines = processors.read_text("utf-8", errors="replace").splitlines()
     except OSError:
-        return platform.processor()
-    return next((" ".join(line.partition(":")[2].split()) for line in lines if line.startswith("model name")), platform.processor())
+        return ""
+    return next((" ".join(line.partition(":")[2].split()) for line in lines if line.startswith(name)), "")
 
 
 def _installed_memory() -> str:

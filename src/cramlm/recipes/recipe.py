@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Final, Literal, TypeAlias, assert_never
 from pydantic import ValidationError
 from pydantic.dataclasses import dataclass as validated
 
-from cramlm.config.base import NOMINAL_FLOPS
+from cramlm.config.base import NOMINAL_FLOPS, NOMINAL_FP32_FLOPS, NOMINAL_GPU_FLOPS
 from cramlm.config.phase import linear_teachers
 from cramlm.config.run import (
     CorpusConfig,
@@ -37,14 +37,15 @@ from cramlm.config.run import (
 from cramlm.config.terms import Classify, Distil, ImportantTokens, Mlm, Term
 from cramlm.data.task import LabelledSize, count_training
 from cramlm.errors import UsageError
+from cramlm.io.machine import has_bf16_instructions
 from cramlm.model.huggingface.pretrained import open_pretrained, with_encoder_of
 from cramlm.planning.budget import TYPICAL
 from cramlm.records import LinearName, TaskKind
 
-DEFAULT_BUDGET = "20m"
+DEFAULT_BUDGET = "10m"
 
-# Sizes by wall-clock time on two CPU cores: at a small, fixed amount of compute the loss depends little on the shape (Geiping and
-# Goldstein 2022), so a size is chosen that still sees each retrieved passage several times.
+# At a small, fixed amount of compute the loss depends little on the shape (Geiping and Goldstein 2022), so a size is chosen that still sees
+# each retrieved passage several times.
 TINY = EncoderConfig(layers=2, hidden=192, heads=3, intermediate=384, embedding_init="words", layer_init="context")
 MINI = EncoderConfig(layers=4, hidden=256, heads=4, intermediate=512, embedding_init="words", layer_init="context")
 SMALL = EncoderConfig(layers=6, hidden=384, heads=6, intermediate=768, embedding_init="words", layer_init="context")
@@ -218,7 +219,7 @@ def from_checkpoint(phase: PhaseConfig, encoder: EncoderConfig) -> PhaseConfig:
 
 
 def encoder_for(flops: float) -> EncoderConfig:
-    """The encoder for a budget: tiny up to five minutes of two cores, mini up to an hour, small beyond.
+    """The encoder for a budget: tiny up to five minutes of two cores with bf16, mini up to an hour, small beyond.
 
     At 1e13 operations (a minute of two cores, as budgets count) tiny is 4 to 23 points of dev macro-F1 above mini; at 6e13, five minutes
     of two cores and ten of one, they are even (docs/log.md).
@@ -274,9 +275,11 @@ class RunInputs:
 
     @property
     def nominal_flops(self) -> float:
-        """Operations of the budget, or about those that the device does in its time; without a budget those of the default one."""
+        """Operations of the budget, or about those that the device does in its time, to choose a size of the encoder before any speed is
+        measured. Without a budget: those of the default one, on any CPU as with bf16.
+        """
         budget = parse_budget(self.budget or DEFAULT_BUDGET)
-        return budget.nominal_flops(on_gpu=budget.flops is None and _is_on_gpu(self.device))
+        return budget.flops or (budget.seconds or 0.0) * _nominal_speed(self.device, any_cpu=self.budget is None)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -373,6 +376,13 @@ class Recipe(ABC):
             )
         if self.start == "scratch" and init is not None:
             raise UsageError(f"the recipe {self.name} trains from scratch; drop init, or take the recipe tlm with it")
+
+
+def _nominal_speed(device: str, *, any_cpu: bool) -> float:
+    """Return the operations per second that a run on this device, as users write it, is assumed to do. any_cpu: the same on every CPU."""
+    if _is_on_gpu(device):
+        return NOMINAL_GPU_FLOPS
+    return NOMINAL_FLOPS if any_cpu or has_bf16_instructions() else NOMINAL_FP32_FLOPS
 
 
 def _is_on_gpu(device: str) -> bool:
