@@ -20,7 +20,6 @@ from safetensors.numpy import load_file
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from cramlm import recipes
-from cramlm.config.base import parse_budget
 from cramlm.config.run import BaselineConfig, RunConfig, TokenizerConfig, load_config, to_toml
 from cramlm.data.task import read_task
 from cramlm.errors import Stopped, UsageError
@@ -28,7 +27,7 @@ from cramlm.evaluation.kinds import KINDS
 from cramlm.inference.predictor import Predictor
 from cramlm.linear.model import LinearModel
 from cramlm.model.tokenizer import Tokenizer, train_tokenizer
-from cramlm.pipeline.context import Clock, Process, RunContext
+from cramlm.pipeline.context import Process, RunContext
 from cramlm.pipeline.run import run
 from cramlm.pipeline.stages.teacher import read_pieces
 from cramlm.pipeline.stages.text import tokens_of_markers
@@ -360,8 +359,7 @@ def test_a_run_on_more_text_is_planned_again(tmp_path: Path, changed: str) -> No
 
     def planned() -> tuple[int, list[str]]:
         config, events = load_config(data), list[Event]()
-        clock = Clock(time.monotonic(), parse_budget("60s"))
-        plan(RunContext(config, read_task(config.task, seed=1), tmp_path / "run", tmp_path / "store", clock, events.append))
+        plan(RunContext(config, read_task(config.task, seed=1), tmp_path / "run", tmp_path / "store", time.monotonic(), events.append))
         stored = json.loads((tmp_path / "run/plan/plan.json").read_bytes())
         return stored["cost"]["disk"], [event.message for event in events]
 
@@ -386,8 +384,7 @@ def test_a_budget_of_operations_reads_the_speed_that_an_earlier_run_measured_in_
         recipe = recipes.tlm(corpus=paths["corpus"], train=paths["train"], dev=paths["dev"], budget=budget)
         config = recipe.model_copy(update={"encoder": tiny.encoder, "tokenizer": tiny.tokenizer, "threads": 1, **changes})
         events: list[Event] = []
-        clock = Clock(time.monotonic(), parse_budget(budget))
-        plan(RunContext(config, read_task(config.task, seed=1), tmp_path / f"run-{next(times)}", store, clock, events.append))
+        plan(RunContext(config, read_task(config.task, seed=1), tmp_path / f"run-{next(times)}", store, time.monotonic(), events.append))
         return next(event.message for event in events if event.kind == "start")
 
     measured, read = "measuring the training speed", "using the training speed that an earlier run measured on this machine"

@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cramlm.config.base import Budget
 from cramlm.config.run import CorpusConfig, RunConfig, load_config
 from cramlm.config.terms import Mlm
 from cramlm.data.corpus import build_corpus
 from cramlm.errors import ArtifactError
 from cramlm.evaluation.prediction import sequences_of
 from cramlm.model.tokenizer import UNCUT, Tokenizer
-from cramlm.pipeline.context import Clock, FinishedPhase, RunContext, SelectedPassages
+from cramlm.pipeline.context import FinishedPhase, RunContext, SelectedPassages
 from cramlm.pipeline.stages.text import report_task, tokens
 from cramlm.pipeline.stages.train import external_pool, inherited_score
 from cramlm.recipes.recipe import finetune_phase, joint_phase
@@ -31,7 +30,7 @@ SPLITS = {"train": ("on the river", "by the bank"), "dev": ("in the sea",), "tes
 
 
 def context(config: RunConfig, task: Task, folder: Path) -> RunContext:
-    return RunContext(config, task, folder, folder / "store", Clock(0.0, Budget()))
+    return RunContext(config, task, folder, folder / "store", 0.0)
 
 
 def publish_selection(folder: Path, texts: list[str], weights: list[float]) -> SelectedPassages:

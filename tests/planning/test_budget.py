@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cramlm.config.base import MAX_FLOPS, MAX_SECONDS, Budget, parse_budget
+from cramlm.config.base import MAX_FLOPS, MAX_SECONDS, Budget
 from cramlm.config.retriever import Bm25Config, RandomConfig, RetrieverConfig, UnionConfig
 from cramlm.config.run import EncoderConfig, PhaseConfig, TokenizerConfig, load_config
 from cramlm.config.terms import Classify, Distil
@@ -293,41 +293,42 @@ def test_a_run_that_needs_more_than_the_machine_has_is_refused_with_both_numbers
 def test_the_memory_of_a_gpu_is_counted_apart_from_that_of_the_machine() -> None:
     measured = Measurement(1_000.0, 2, 1.0, 1e7, 8_000_000_000)
     texts, machine = TextSizes(Sizes(100, 2, 5000, 5000, 5000, 0), 64, 0), Machine(measured, measured, 1000)
-    config = tlm(train="", corpus=["corpus.txt"])
-    on_cpu, on_gpu = (forecast_cost(config, Budget(flops=1e13), texts, machine, resident=10**9, on_gpu=gpu) for gpu in (False, True))
+    config = tlm(train="", corpus=["corpus.txt"], budget="1e13flops")
+    on_cpu, on_gpu = (forecast_cost(config, texts, machine, resident=10**9, on_gpu=gpu) for gpu in (False, True))
     assert on_cpu.gpu_memory is None
     assert on_cpu.memory > 9e9 > 8e9 < on_gpu.gpu_memory < 9e9  # type: ignore[operator]
     assert 1e9 < on_gpu.memory < 2e9  # type: ignore[operator]
     assert "of memory, 8.3 GB of the GPU's, " in on_gpu.describe()
 
 
-def forecast(budget: Budget, measured: Measurement, corpus_bytes: int = 0, preset: str = "tiny", every: int | None = None) -> CostForecast:
+def forecast(budget: str, measured: Measurement, corpus_bytes: int = 0, preset: str = "tiny", every: int | None = None) -> CostForecast:
     texts = TextSizes(Sizes(100, 2, 5000, 5000, 5000, 0), 64, corpus_bytes)
-    config = tlm(train="", corpus=["corpus.txt"]).model_copy(update={"encoder": PRESETS[preset], "threads": measured.threads})
+    config = tlm(train="", corpus=["corpus.txt"])
+    config = config.model_copy(update={"encoder": PRESETS[preset], "threads": measured.threads, "budget": budget})
     config = config.model_copy(update={"phases": tuple(phase.model_copy(update={"evaluate_every": every}) for phase in config.phases)})
-    return forecast_cost(config, budget, texts, Machine(measured, measured, 1000))
+    return forecast_cost(config, texts, Machine(measured, measured, 1000))
 
 
 def test_a_short_time_is_accepted_on_a_busy_machine_and_too_few_operations_never() -> None:
     busy = Measurement(100.0, 2, 0.2, 1e7, None)
-    for budget in (Budget(seconds=20.0), Budget(flops=1e13)):
+    for budget in ("20s", "1e13flops"):
         assert all(phase.steps for phase in forecast(budget, busy).phases)
     with pytest.raises(UsageError, match="at least 20 are needed"):
-        forecast(Budget(flops=1e10), busy)
+        forecast("1e10flops", busy)
     with pytest.raises(UsageError, match="leaves no time to train: reading and counting 500 MB of raw text"):
-        forecast(Budget(seconds=20.0), busy, corpus_bytes=500_000_000)
+        forecast("20s", busy, corpus_bytes=500_000_000)
 
 
 @pytest.mark.parametrize("every", [None, 1])
-@pytest.mark.parametrize("too_small", [Budget(flops=1e10), Budget(flops=3.3e11), Budget(seconds=1.0), Budget(seconds=30.0)])
-def test_a_budget_that_is_too_small_is_refused_with_one_that_is_not(too_small: Budget, every: int | None) -> None:
+@pytest.mark.parametrize("too_small", ["1e10flops", "3.3e11flops", "1s", "30s"])
+def test_a_budget_that_is_too_small_is_refused_with_one_that_is_not(too_small: str, every: int | None) -> None:
     quiet = Measurement(1_000.0, 2, 1.0, 1e7, None)
     with pytest.raises(UsageError, match=r"pass --budget \S+ or more, or a smaller --preset$"):
         forecast(too_small, quiet, corpus_bytes=10_000_000, preset="mini", every=every)
     with pytest.raises(UsageError, match=r"pass --budget \S+ or more$") as refused:
         forecast(too_small, quiet, corpus_bytes=10_000_000, every=every)
     (named,) = re.findall(r"--budget (\S+) or more", str(refused.value))
-    assert all(phase.steps for phase in forecast(parse_budget(named), quiet, corpus_bytes=10_000_000, every=every).phases)
+    assert all(phase.steps for phase in forecast(named, quiet, corpus_bytes=10_000_000, every=every).phases)
 
 
 @pytest.mark.parametrize(
@@ -348,15 +349,15 @@ def test_fixed_steps_that_take_more_than_the_budget_are_a_warning() -> None:
     fixed = open_steps.model_copy(update={"phases": tuple(each.model_copy(update={"steps": 5000}) for each in open_steps.phases)})
     for config, expected in ((open_steps, False), (fixed, True)):
         for text in ("10m", "1e13flops"):
-            named, limit = config.model_copy(update={"budget": text}), parse_budget(text)
-            message = beyond_budget(named, limit, forecast_cost(named, limit, texts, Machine(quiet, quiet, 1000)))
+            named = config.model_copy(update={"budget": text})
+            message = beyond_budget(named, forecast_cost(named, texts, Machine(quiet, quiet, 1000)))
             assert (message is not None) == expected
             assert message is None or (f"more than its budget of {text}" in message and "joint, finetune" in message)
 
 
 def test_a_time_budget_leaves_out_what_reading_and_counting_the_corpus_takes() -> None:
     quiet = Measurement(10_000.0, 1, 1.0, 1e7, None)
-    none, some, many = (sum(forecast(Budget(seconds=600.0), quiet, size).phase_seconds) for size in (0, 500_000_000, 5_000_000_000))
+    none, some, many = (sum(forecast("600s", quiet, size).phase_seconds) for size in (0, 500_000_000, 5_000_000_000))
     assert none == pytest.approx(600, rel=0.05)
     assert some == pytest.approx(600 - 25 - 27 - 21 - 50, rel=0.05)  # reading, factorizing, counting, training
     assert many > 100, "of a larger corpus a sample is counted and trained on"

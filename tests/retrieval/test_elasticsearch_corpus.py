@@ -9,12 +9,11 @@ import pytest
 from search_server import SearchServer, serving, settings
 from selection_fixtures import make_task, select, selected, write_corpus
 
-from cramlm.config.base import Budget
 from cramlm.config.retriever import ElasticsearchConfig
 from cramlm.config.run import load_config
 from cramlm.data.task import read_task
 from cramlm.errors import ArtifactError, DataError, UsageError
-from cramlm.pipeline.context import Clock, RunContext
+from cramlm.pipeline.context import RunContext
 from cramlm.pipeline.run import run
 from cramlm.pipeline.stages import text as text_stages
 from cramlm.records import Event, silent
@@ -123,7 +122,7 @@ def test_a_run_takes_its_corpus_from_the_server(server: SearchServer, tmp_path: 
         load_config(data | {"retriever": retriever})
     config = load_config({name: value for name, value in data.items() if name != "corpus"} | {"retriever": retriever})
     task = read_task(config.task, seed=1, emit=silent)
-    corpus = text_stages.corpus(RunContext(config, task, tmp_path / "run", tmp_path / "store", Clock(0.0, Budget())))
+    corpus = text_stages.corpus(RunContext(config, task, tmp_path / "run", tmp_path / "store", 0.0))
     assert corpus is not None
     assert {document.id for document in corpus} == {"a", "b"}
 

@@ -59,7 +59,7 @@ Count: TypeAlias = Annotated[int, BeforeValidator(parse_count)]
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """The budget of a run; exactly one field is set.
+    """The budget of a run; at most one field is set, and none if it is unlimited.
 
     seconds: wall-clock time of the whole run. flops: operations of the matrix products of training, as `training.objective.executed_flops`
     counts them; the time is not limited.

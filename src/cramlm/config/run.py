@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias, get_args
 
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
-from cramlm.config.base import FrozenModel
+from cramlm.config.base import Budget, FrozenModel
 from cramlm.config.base import parse_budget as parse_budget
 from cramlm.config.head import HeadConfig as HeadConfig
 from cramlm.config.head import PromptConfig as PromptConfig
@@ -312,6 +312,11 @@ class RunConfig(FrozenModel):
         if not re.fullmatch(DEVICE_NAME, device):
             raise ValueError("expected auto, cpu, cuda or cuda:N")
         return device
+
+    @property
+    def limit(self) -> Budget:
+        """`budget` as a number; unlimited without one."""
+        return Budget() if self.budget is None else parse_budget(self.budget)
 
     @property
     def metric(self) -> Metric:

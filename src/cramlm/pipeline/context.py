@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from cramlm.config.base import Budget
 from cramlm.config.run import PhaseConfig, RetrieverConfig, RunConfig
 from cramlm.errors import EnvironmentFault
 from cramlm.io.machine import available_cores, describe_machine
@@ -50,24 +49,6 @@ class Process:
     stop: Callable[[], int | None] = never
     began: float | None = None
     ranks: Ranks = ALONE
-
-
-@dataclass(frozen=True, slots=True)
-class Clock:
-    """Start of the run (`time.monotonic`) and its budget (without seconds and FLOPs: unlimited)."""
-
-    began: float
-    budget: Budget
-
-    @property
-    def elapsed(self) -> float:
-        """Seconds since the start, plus those of the stages taken from another run."""
-        return time.monotonic() - self.began + borrowed_seconds()
-
-    @property
-    def left(self) -> float | None:
-        """Seconds left; None if the budget is not a time."""
-        return None if self.budget.seconds is None else self.budget.seconds - self.elapsed
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,15 +162,15 @@ def threads_of(config: RunConfig) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RunContext:
-    """The inputs that every stage of a run can read. folder: of the run. store: folder of the corpora and indexes that runs share. stop:
-    returns an exit code after a signal. pretrained: the weights to start from.
+    """The inputs that every stage of a run can read. folder: of the run. store: folder of the corpora and indexes that runs share. began:
+    start of the run (`time.monotonic`). stop: returns an exit code after a signal. pretrained: the weights to start from.
     """
 
     config: RunConfig
     task: Task
     folder: Path
     store: Path
-    clock: Clock
+    began: float
     emit: Emit = silent
     stop: Callable[[], int | None] = never
     ranks: Ranks = ALONE
@@ -199,6 +180,17 @@ class RunContext:
     def threads(self) -> int:
         """Threads of work on the CPU."""
         return threads_of(self.config)
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the start, plus those of the stages taken from another run."""
+        return time.monotonic() - self.began + borrowed_seconds()
+
+    @property
+    def seconds_left(self) -> float | None:
+        """None if the budget is not a time."""
+        seconds = self.config.limit.seconds
+        return None if seconds is None else seconds - self.elapsed
 
     def build(self, stage: Stage) -> Artifact:
         """Return the published folder of a stage: the present one if its key is equal, else a new one (storage/artifacts.py)."""

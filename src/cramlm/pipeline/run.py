@@ -24,7 +24,6 @@ from typing import Any
 
 from threadpoolctl import threadpool_limits
 
-from cramlm.config.base import Budget, parse_budget
 from cramlm.config.run import RunConfig, load_config
 from cramlm.data.decontamination import without_overlap
 from cramlm.data.task import read_task
@@ -32,7 +31,7 @@ from cramlm.errors import CramError, Stopped, UsageError, brief
 from cramlm.io.machine import available_cores, describe_machine, trim_memory
 from cramlm.model.huggingface.pretrained import start_from
 from cramlm.pipeline import trackers
-from cramlm.pipeline.context import Clock, Process, RunContext, shared_stages
+from cramlm.pipeline.context import Process, RunContext, shared_stages
 from cramlm.pipeline.run_folder import EventLog, Recorder, folder_for, read_record, refuse_other_folder, refuse_other_task
 from cramlm.pipeline.stages import evaluate, linear, text
 from cramlm.records import Emit, Event, silent
@@ -103,9 +102,8 @@ def run(
             log.begin(folder)
             emit = _interruptible(log.around(tracked), stop)
             emit(Event("note", "machine", describe_machine()))
-            clock = Clock(began, Budget() if config.budget is None else parse_budget(config.budget))
             config = _with_threads_per_rank(config, ranks)
-            context = RunContext(config, task, folder, _store(store), clock, emit, stop, ranks, pretrained)
+            context = RunContext(config, task, folder, _store(store), began, emit, stop, ranks, pretrained)
             with confirming(recorder.confirm), shared_stages(context.store, config, emit=emit):
                 config, evaluation = _run_stages(context)
             refresh_report(folder, emit=emit)
@@ -133,12 +131,11 @@ def unfinished(config: RunConfig, *, out: Path, store: str | Path | None = None,
         return str(error)
     if not overwrite:
         refuse_other_task(out, config, task)
-    clock = Clock(time.monotonic(), Budget() if config.budget is None else parse_budget(config.budget))
     try:
         with lock(out / "run"), checking():
             if (record := read_record(out)) is None or not record.finished:
                 return "stopped before its end"
-            _run_stages(RunContext(config, task, out, _store(store), clock, pretrained=pretrained))
+            _run_stages(RunContext(config, task, out, _store(store), time.monotonic(), pretrained=pretrained))
     except (StaleStage, CramError) as reason:
         return str(reason)
     return None

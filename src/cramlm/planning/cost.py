@@ -106,9 +106,9 @@ class CostForecast:
         )
 
 
-def beyond_budget(config: RunConfig, limit: Budget, cost: CostForecast) -> str | None:
+def beyond_budget(config: RunConfig, cost: CostForecast) -> str | None:
     """Return a warning if phases of fixed length make the run exceed its budget by a fifth or more."""
-    fixed = [phase.name for phase in config.phases if not budget.is_open(phase)]
+    limit, fixed = config.limit, [phase.name for phase in config.phases if not budget.is_open(phase)]
     planned, allowed = (cost.seconds, limit.seconds) if limit.flops is None else (cost.flops, limit.flops)
     if not fixed or allowed is None or planned < 1.2 * allowed:
         return None
@@ -118,7 +118,6 @@ def beyond_budget(config: RunConfig, limit: Budget, cost: CostForecast) -> str |
 
 def forecast_cost(
     config: RunConfig,
-    limit: Budget,
     texts: TextSizes,
     machine: Machine,
     *,
@@ -127,7 +126,7 @@ def forecast_cost(
     peak: int | None = None,
     on_gpu: bool = False,
 ) -> CostForecast:
-    """Forecast the run with this budget on this machine.
+    """Forecast the run on this machine.
 
     elapsed: seconds since the run began. resident, peak: resident bytes of this process, now and at most. on_gpu: True if the machine was
     measured on its GPU.
@@ -135,7 +134,7 @@ def forecast_cost(
     Raises:
         UsageError: if the budget is too small to train at all; it names one that is not. As `budget.plan_phases`.
     """
-    speed = machine.speed
+    limit, speed = config.limit, machine.speed
     vector_memory = forecast_word_vectors(texts.corpus_bytes)[1]
     preparing = preparing_seconds(texts.corpus_bytes, threads_of(config))
     budget_speed, amount = (speed, None) if limit.flops is None else (machine.speed_per_flop, limit.flops)
@@ -148,7 +147,7 @@ def forecast_cost(
     sizes = budget.Sizes(**{**asdict(texts.sizes), "external_tokens": external})
     if amount is not None and limit.flops is None and (machine.joint.starved or machine.finetune.starved):
         if any(map(budget.is_open, config.phases)):
-            check_least_time(limit, texts.corpus_bytes, threads_of(config))
+            check_least_time(config, texts.corpus_bytes)
         amount = max(amount, budget.minimum_amount(config.phases, sizes, budget_speed))  # a busy machine is no reason to refuse
     try:
         phases = budget.plan_phases(config.phases, sizes=sizes, speed=budget_speed, amount=amount, rows=texts.rows)
@@ -187,10 +186,10 @@ def preparing_seconds(corpus_bytes: int, threads: int) -> float:
     return corpus_bytes * _SECONDS_PER_BYTE + forecast_word_vectors(corpus_bytes, threads)[0]
 
 
-def check_least_time(limit: Budget, corpus_bytes: int, threads: int) -> None:
+def check_least_time(config: RunConfig, corpus_bytes: int) -> None:
     """Raise UsageError if a budget of time is too short to read the raw text and to export, without any training."""
-    least = preparing_seconds(corpus_bytes, threads) + _LOADING
-    if limit.seconds is not None and least >= limit.seconds:
+    least, seconds = preparing_seconds(corpus_bytes, threads_of(config)) + _LOADING, config.limit.seconds
+    if seconds is not None and least >= seconds:
         what = f"reading and counting {size(corpus_bytes)} of raw text and the export take" if corpus_bytes else "the export takes"
         raise UsageError(f"the budget leaves no time to train: {what} about {least:.0f} s; pass a larger --budget")
 

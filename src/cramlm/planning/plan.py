@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from cramlm.config.base import Budget, parse_budget
+from cramlm.config.base import Budget
 from cramlm.config.retriever import RETRIEVER
 from cramlm.config.run import PhaseConfig, RunConfig
 from cramlm.data.task import read_task, task_fingerprint
@@ -109,13 +109,13 @@ def plan(run: RunContext) -> RunPlan:
         )
         run.emit(Event("done", "plan", f"{rates}, {precision}, {counted(machine.joint.threads, 'thread')}, {describe_device(device)}"))
         starved = next((each for each in (machine.joint, machine.finetune) if each.starved), None)
-        if starved is not None and run.clock.budget.seconds is not None:
+        if starved is not None and run.config.limit.seconds is not None:
             run.emit(Event("warning", "plan", _starved(starved)))
-        now: dict[str, Any] = {"elapsed": run.clock.elapsed, "resident": resident_memory(), "peak": peak, "on_gpu": on_gpu}
-        cost = forecast_cost(run.config, run.clock.budget, texts, machine, **now)
-        if run.clock.budget != Budget():
+        now: dict[str, Any] = {"elapsed": run.elapsed, "resident": resident_memory(), "peak": peak, "on_gpu": on_gpu}
+        cost = forecast_cost(run.config, texts, machine, **now)
+        if run.config.limit != Budget():
             run.emit(Event("plan", "plan", cost.describe(), data=cost.as_dict()))
-            if (message := beyond_budget(run.config, run.clock.budget, cost)) is not None:
+            if (message := beyond_budget(run.config, cost)) is not None:
                 run.emit(Event("warning", "plan", message))
         available = {"memory": memory_of(CPU), "gpu_memory": memory_of(device) if on_gpu else None}
         check_resources(cost, **available, disk=_free_disk(run.folder, run.store), folder=run.folder)
@@ -129,7 +129,7 @@ def plan(run: RunContext) -> RunPlan:
     artifact = run.build(Stage("plan", 4, settings, {"texts": asdict(texts)}, write))
     data = json.loads((artifact.path / "plan.json").read_bytes())
     retriever = None if data["retriever"] is None else RETRIEVER.validate_python(data["retriever"])
-    return RunPlan(retriever, precision, data["threads"], budget.Speed(**data["speed"]), run.clock.budget.flops is not None)
+    return RunPlan(retriever, precision, data["threads"], budget.Speed(**data["speed"]), run.config.limit.flops is not None)
 
 
 def refuse_small_budget(run: RunContext) -> None:
@@ -141,16 +141,16 @@ def refuse_small_budget(run: RunContext) -> None:
     Raises:
         UsageError: as `forecast_cost`.
     """
-    config, limit = run.config, run.clock.budget
+    config, limit = run.config, run.config.limit
     if limit == Budget() or (run.folder / "plan").is_dir() or not any(map(budget.is_open, config.phases)):
         return
     texts = estimate_texts(run.task, config, _corpus_bytes(config))
-    check_least_time(limit, texts.corpus_bytes, run.threads)
+    check_least_time(config, texts.corpus_bytes)
     if limit.flops is not None:
         precision = resolve_precision(config.precision, resolve_device(config.device))
         setups = (_setup(config, phase, precision) for phase in _phase_of_each_kind(config.phases))
         joint, finetune = (Measurement(1.0, 1, 1.0, count_flops(setup), None) for setup in setups)
-        forecast_cost(config, limit, texts, Machine(joint, finetune, parameters=0))
+        forecast_cost(config, texts, Machine(joint, finetune, parameters=0))
 
 
 def _measure_or_read(run: RunContext, precision: Precision) -> Machine:
@@ -159,7 +159,7 @@ def _measure_or_read(run: RunContext, precision: Precision) -> Machine:
     With a budget of operations the speed is used only to forecast the duration; then a measurement of the last day is read (of the last
     ten minutes if the machine was busy).
     """
-    config, limit = run.config, run.clock.budget
+    config, limit = run.config, run.config.limit
     if config.tokens_per_second is not None or limit.seconds is not None:
         how = "measuring the training speed" if config.tokens_per_second is None else "using the setting tokens_per_second"
         run.emit(Event("start", "plan", how))
@@ -229,7 +229,6 @@ def forecast_runs(configs: Sequence[RunConfig], *, emit: Emit) -> list[RunForeca
     machines: dict[str, Machine] = {}
     planned = []
     for config in (start_from(each)[0] for each in configs):
-        limit = Budget() if config.budget is None else parse_budget(config.budget)
         model = config.model_dump_json(
             include={"encoder", "head", "tokenizer", "phases", "threads", "tokens_per_second", "precision", "device"}
         )
@@ -253,8 +252,8 @@ def forecast_runs(configs: Sequence[RunConfig], *, emit: Emit) -> list[RunForeca
             texts = replace(TYPICAL_TEXTS, corpus_bytes=_corpus_bytes(config))
         try:
             on_gpu = resolve_device(config.device).type == "cuda"
-            cost = forecast_cost(config, limit, texts, machines[model], resident=resident_memory(), on_gpu=on_gpu)
-            if (message := beyond_budget(config, limit, cost)) is not None:
+            cost = forecast_cost(config, texts, machines[model], resident=resident_memory(), on_gpu=on_gpu)
+            if (message := beyond_budget(config, cost)) is not None:
                 emit(Event("warning", "plan", message))
             rough = machines[model].joint.rough or machines[model].finetune.rough
             planned.append(RunForecast(config, texts, cost, rough=rough))
@@ -398,7 +397,7 @@ def schedule(run: RunContext, plan: RunPlan, text: EncodedTexts) -> Schedule:
         speed, budget_speed = _measure_again(run, plan, rows=rows, vocab_size=text.tokenizer.vocab_size, lengths=lengths)
         seconds_per_unit = budget_speed.joint / speed.joint if plan.operations else 1.0
         finishing = finishing_seconds(sizes, speed)
-        amount = run.clock.budget.flops if run.clock.left is None else run.clock.left - finishing
+        amount = run.config.limit.flops if run.seconds_left is None else run.seconds_left - finishing
         # The plan stage refused budgets that are too small. If the machine became busy since, the run ends late rather than not at all.
         least = budget.minimum_amount(run.config.phases, sizes, budget_speed)
         if amount is not None and least > amount:
@@ -450,17 +449,17 @@ def replan(run: RunContext, planned: Schedule, ended: Sequence[FinishedPhase]) -
 
     def write(target: Path) -> None:
         sizes, speed = planned.sizes, planned.speed
-        if run.clock.budget.flops is not None:
-            left = run.clock.budget.flops - sum(report["executed_flops"] for report in reports)
+        if run.config.limit.flops is not None:
+            left = run.config.limit.flops - sum(report["executed_flops"] for report in reports)
         else:
             left = (planned.amount or 0.0) - sum(report["seconds"] for report in reports)
-            left = left if run.clock.left is None else min(left, run.clock.left - planned.finishing)
+            left = left if run.seconds_left is None else min(left, run.seconds_left - planned.finishing)
             factor = budget.drift(budget.phase_amount(planned.phases[number - 1], sizes, speed), reports[-1]["seconds"])
             speed = budget.Speed(speed.joint * factor, speed.finetune * factor)
         coming = run.config.phases[number:]
         # Exceeding the budget a little is better than a last phase of no use.
         was_planned = sum(budget.phase_amount(phase, sizes, speed) for phase in planned.phases[number:])
-        allowed = left + MAX_LATENESS * (run.clock.budget.flops or run.clock.budget.seconds or 0.0)
+        allowed = left + MAX_LATENESS * (run.config.limit.flops or run.config.limit.seconds or 0.0)
         amount = max(left, min(was_planned, allowed), budget.minimum_amount(coming, sizes, speed))
         phases = (*planned.phases[:number], *budget.plan_phases(coming, sizes=sizes, speed=speed, amount=amount, rows=planned.rows))
         data = {"phases": [phase.model_dump(mode="json") for phase in phases], "sizes": asdict(sizes), "speed": asdict(speed)}
@@ -489,7 +488,7 @@ def _measure_again(run: RunContext, plan: RunPlan, *, rows: int, vocab_size: int
 
     Unless the budget is a time, the speed in tokens per second is that of the plan.
     """
-    config, seconds, device = run.config, run.clock.budget.seconds, resolve_device(run.config.device)
+    config, seconds, device = run.config, run.config.limit.seconds, resolve_device(run.config.device)
 
     def rates(rate: Callable[[TrainingSetup], float]) -> budget.Speed:
         phases = _phase_of_each_kind(config.phases)

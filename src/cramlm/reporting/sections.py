@@ -23,7 +23,7 @@ import numpy.typing as npt
 from markupsafe import Markup
 
 from cramlm.config.retriever import ElasticsearchConfig
-from cramlm.config.run import CorpusConfig, RunConfig, parse_budget
+from cramlm.config.run import CorpusConfig, RunConfig
 from cramlm.data.corpus import Corpus, build_corpus
 from cramlm.data.labels import RULES, number_texts
 from cramlm.data.task import text_key
@@ -158,14 +158,13 @@ def _settings(run: RunRecord) -> Data:
     fixed = (*_BEFORE_PHASES, *_AFTER_PHASES)
     order = (*_BEFORE_PHASES, *(name for name in run.seconds if name not in fixed), *_AFTER_PHASES)
     warnings = dict.fromkeys(str(event.get("message", "")) for event in run.events if event["kind"] == "warning")
-    budget = run.config.budget
-    seconds = None if budget is None else parse_budget(budget).seconds
+    seconds = run.config.limit.seconds
     return {
         "raw_text": _raw_text(run.config),
         "retriever": _retriever(run),
         "model": _model(run),
         "machine": _machine(run),
-        "budget": budget if seconds is None else duration(seconds),
+        "budget": run.config.budget if seconds is None else duration(seconds),
         "stages": [name for name in order if name in run.seconds],
         "warnings": list(warnings)[:30],
     }
