@@ -53,16 +53,14 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """Decisions before the texts are read: the size of the selection, number format, threads, and the speed of this machine.
-
-    speed: tokens per second. operations: True if the budget is in FLOPs.
+    """Decisions before the texts are read: the size of the selection, number format, threads, and the speed of this machine in tokens per
+    second.
     """
 
     retriever: RetrieverConfig | None
     precision: Precision
     threads: int
     speed: Speed
-    operations: bool
 
 
 @dataclass(slots=True)

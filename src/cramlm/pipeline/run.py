@@ -174,7 +174,7 @@ def _run_encoder(run: RunContext, baseline: Artifact | None) -> tuple[RunConfig,
     plan = plan_stage(run)
     torch.set_num_threads(plan.threads)
     corpus = text.corpus(run)
-    selection = text.selection(run, plan, corpus)
+    selection = text.selection(run, plan.retriever, corpus, threads=plan.threads)
     texts = text.tokens(run, selection, text.tokenizer(run, selection))
     selection = texts.selection  # the only one from here on: it holds the passages until `release_texts`
     texts = replace(texts, prompt=text.prompt(run, texts.tokenizer))
@@ -214,7 +214,7 @@ def _run_linear(run: RunContext, baseline: Artifact | None) -> Artifact:
     corpus = selection = bayes = static = None
     if run.config.model != "tfidf":
         corpus = text.corpus(run)
-        selection = text.selection(run, linear.plan_linear(run), corpus)
+        selection = text.selection(run, linear.retriever_of_linear(run.config), corpus, threads=run.threads)
         bayes = linear.fit_naive_bayes(run, selection) if selection is not None and run.config.baseline.enabled else None
     if run.config.model == "static" and corpus is not None:
         static = linear.fit_static(run, linear.word_vectors(run, corpus), baseline, bayes)

@@ -129,7 +129,7 @@ def plan(run: RunContext) -> RunPlan:
     artifact = run.build(Stage("plan", 4, settings, {"texts": asdict(texts)}, write))
     data = json.loads((artifact.path / "plan.json").read_bytes())
     retriever = None if data["retriever"] is None else RETRIEVER.validate_python(data["retriever"])
-    return RunPlan(retriever, precision, data["threads"], budget.Speed(**data["speed"]), run.config.limit.flops is not None)
+    return RunPlan(retriever, precision, data["threads"], budget.Speed(**data["speed"]))
 
 
 def refuse_small_budget(run: RunContext) -> None:
@@ -395,13 +395,14 @@ def schedule(run: RunContext, plan: RunPlan, text: EncodedTexts) -> Schedule:
         train = int(np.minimum(lengths, longest).sum()) * len(run.task.train) // len(lengths)  # a pass reads each text in one pattern
         sizes = budget.Sizes(len(run.task.train), len(run.task.labels), train, dev, test, external)
         speed, budget_speed = _measure_again(run, plan, rows=rows, vocab_size=text.tokenizer.vocab_size, lengths=lengths)
-        seconds_per_unit = budget_speed.joint / speed.joint if plan.operations else 1.0
+        of_operations = run.config.limit.flops is not None
+        seconds_per_unit = budget_speed.joint / speed.joint if of_operations else 1.0
         finishing = finishing_seconds(sizes, speed)
         amount = run.config.limit.flops if run.seconds_left is None else run.seconds_left - finishing
         # The plan stage refused budgets that are too small. If the machine became busy since, the run ends late rather than not at all.
         least = budget.minimum_amount(run.config.phases, sizes, budget_speed)
         if amount is not None and least > amount:
-            if plan.operations:
+            if of_operations:
                 message = f"the texts are longer than estimated: the minimum is {least:.1e} operations, not {amount:.1e}"
             else:
                 left = amount + finishing - finishing_seconds(sizes, plan.speed)
@@ -500,7 +501,7 @@ def _measure_again(run: RunContext, plan: RunPlan, *, rows: int, vocab_size: int
         measured = {name: rate(setup) for name, setup in setups.items()}
         return budget.Speed(*(measured[phase.name] for phase in phases))
 
-    if plan.operations:
+    if config.limit.flops is not None:
         return plan.speed, rates(lambda setup: 1 / count_flops(setup))
     if config.tokens_per_second is not None or seconds is None:
         return plan.speed, plan.speed

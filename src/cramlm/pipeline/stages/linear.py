@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from cramlm.config.run import RunConfig
+from cramlm.config.run import RetrieverConfig, RunConfig
 from cramlm.data.corpus import Corpus
 from cramlm.data.task import task_fingerprint
 from cramlm.evaluation.calibration import FEWEST_NUMBERS
@@ -30,8 +30,8 @@ from cramlm.linear.self_training import reads_unlabelled, self_trained, self_tra
 from cramlm.linear.token_vectors import WORDS_SHARE, fit_token_vectors, join_token_vectors
 from cramlm.linear.word_vectors import CorpusVectors, WordVectors
 from cramlm.model.tokenizer import UNCUT
-from cramlm.pipeline.context import EncodedTexts, RunContext, RunPlan, SelectedPassages, Stage, fingerprint, write_json
-from cramlm.planning.budget import Speed, plan_selection
+from cramlm.pipeline.context import EncodedTexts, RunContext, SelectedPassages, Stage, fingerprint, write_json
+from cramlm.planning.budget import plan_selection
 from cramlm.records import Event, Task
 from cramlm.storage.arrays import read_array, save_array
 from cramlm.storage.artifacts import Artifact, hash_json
@@ -257,8 +257,6 @@ def read_held_out(models: Mapping[str, Artifact]) -> dict[str, HeldOut]:
     return {name: HeldOut(read_array(path / _HELD_OUT_ROWS), read_array(path / _HELD_OUT)) for name, path in paths.items()}
 
 
-def plan_linear(run: RunContext) -> RunPlan:
-    """Return the plan of a run that trains no encoder: the selection is limited by documents only."""
-    retriever = run.config.retriever
-    retriever = None if retriever is None else plan_selection(retriever, amount=None, tokens_per_unit=0.0)
-    return RunPlan(retriever, "fp32", run.threads, Speed(0.0, 0.0), operations=False)
+def retriever_of_linear(config: RunConfig) -> RetrieverConfig | None:
+    """Return the retriever of a run that trains no encoder: the selection is limited by documents only."""
+    return None if config.retriever is None else plan_selection(config.retriever, amount=None, tokens_per_unit=0.0)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from cramlm.config.head import Slots
 from cramlm.config.retriever import Bm25Config, DenseConfig, ElasticsearchConfig, members_of
-from cramlm.config.run import RunConfig
+from cramlm.config.run import RetrieverConfig, RunConfig
 from cramlm.data.corpus import Corpus, build_corpus
 from cramlm.data.task import save_task, task_fingerprint
 from cramlm.data.validation import check_files, files_of_task, summarize_findings
@@ -21,7 +21,7 @@ from cramlm.evaluation.prediction import sequences_of
 from cramlm.model.huggingface.config import more
 from cramlm.model.prompts import PROMPT_FILE, Prompt, choose_words, prompt_json, read_prompt, resolve_prompt
 from cramlm.model.tokenizer import TOKENIZER_FILE, UNCUT, Tokenizer, Tokens, train_tokenizer
-from cramlm.pipeline.context import EncodedTexts, RunContext, RunPlan, SelectedPassages, Stage, fingerprint, write_json
+from cramlm.pipeline.context import EncodedTexts, RunContext, SelectedPassages, Stage, fingerprint, write_json
 from cramlm.records import Event, Task
 from cramlm.retrieval.bm25.analysis import Analyzer
 from cramlm.retrieval.bm25.index import build_index
@@ -50,12 +50,12 @@ def corpus(run: RunContext) -> Corpus | None:
     return None if run.config.corpus is None else build_corpus(run.config.corpus, run.store, emit=run.emit)
 
 
-def selection(run: RunContext, plan: RunPlan, corpus: Corpus | None) -> SelectedPassages | None:
+def selection(run: RunContext, retriever: RetrieverConfig | None, corpus: Corpus | None, *, threads: int) -> SelectedPassages | None:
     """Return the passages retrieved for the training and unlabelled texts (or random ones, of a control), and the unlabelled texts."""
-    if corpus is None or plan.retriever is None:
+    if corpus is None or retriever is None:
         return None
     out = run.folder / "selection"
-    by_words = any(isinstance(member, Bm25Config) for member in members_of(plan.retriever))
+    by_words = any(isinstance(member, Bm25Config) for member in members_of(retriever))
     analyzer = Analyzer(diacritics=run.config.diacritics)
     index = build_index(corpus, run.store, analyzer=analyzer, emit=run.emit) if by_words else None
 
@@ -64,8 +64,8 @@ def selection(run: RunContext, plan: RunPlan, corpus: Corpus | None) -> Selected
 
         return open_sentence_encoder(config, device=run.config.device)
 
-    context = RetrievalContext(run.store, run.config.seed, index, plan.threads, open_encoder=open_encoder)
-    select_documents(plan.retriever, corpus, run.task, out=out, context=context, emit=run.emit)
+    context = RetrievalContext(run.store, run.config.seed, index, threads, open_encoder=open_encoder)
+    select_documents(retriever, corpus, run.task, out=out, context=context, emit=run.emit)
     return SelectedPassages(SelectionTable.open(out), tuple(example.whole_text for example in run.task.unlabelled))
 
 
