@@ -7,7 +7,7 @@ schedule has the exact steps.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -44,10 +44,10 @@ class Machine:
     finetune: Measurement
     parameters: int
 
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Machine:
-        """Return the machine of the JSON of `dataclasses.asdict`."""
-        return cls(Measurement(**values["joint"]), Measurement(**values["finetune"]), values["parameters"])
+    @property
+    def starved(self) -> Measurement | None:
+        """The first measurement that other processes disturbed; None if there is none."""
+        return next((each for each in (self.joint, self.finetune) if each.starved), None)
 
     @property
     def speed(self) -> budget.Speed:
@@ -145,7 +145,7 @@ def forecast_cost(
         retriever = budget.plan_selection(config.retriever, amount=amount, tokens_per_unit=budget_speed.joint, passes=passes)
     external = _external_tokens(retriever, texts)
     sizes = budget.Sizes(**{**asdict(texts.sizes), "external_tokens": external})
-    if amount is not None and limit.flops is None and (machine.joint.starved or machine.finetune.starved):
+    if amount is not None and limit.flops is None and machine.starved is not None:
         if any(map(budget.is_open, config.phases)):
             check_least_time(config, texts.corpus_bytes)
         amount = max(amount, budget.minimum_amount(config.phases, sizes, budget_speed))  # a busy machine is no reason to refuse

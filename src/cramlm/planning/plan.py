@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from pydantic import TypeAdapter
 
 from cramlm.config.base import Budget
 from cramlm.config.retriever import RETRIEVER
@@ -108,9 +109,8 @@ def plan(run: RunContext) -> RunPlan:
             f"{machine.joint.tokens_per_second:,.0f} tokens/s with the vocabulary head, {machine.finetune.tokens_per_second:,.0f} without"
         )
         run.emit(Event("done", "plan", f"{rates}, {precision}, {counted(machine.joint.threads, 'thread')}, {describe_device(device)}"))
-        starved = next((each for each in (machine.joint, machine.finetune) if each.starved), None)
-        if starved is not None and run.config.limit.seconds is not None:
-            run.emit(Event("warning", "plan", _starved(starved)))
+        if machine.starved is not None and run.config.limit.seconds is not None:
+            run.emit(Event("warning", "plan", _starved(machine.starved)))
         now: dict[str, Any] = {"elapsed": run.elapsed, "resident": resident_memory(), "peak": peak, "on_gpu": on_gpu}
         cost = forecast_cost(run.config, texts, machine, **now)
         if run.config.limit != Budget():
@@ -169,9 +169,9 @@ def _measure_or_read(run: RunContext, precision: Precision) -> Machine:
     key |= {"config": config.model_dump(mode="json", include=_MEASURED), "cores": available_cores()}
     key |= {"phases": [phase.model_dump(mode="json") for phase in _phase_of_each_kind(config.phases)]}
     path = run.store / "speeds" / f"{hash_json(key)[:16]}.json"
-    with suppress(OSError, ValueError, TypeError, KeyError):  # of a missing or damaged file: measured anew
-        machine = Machine.from_dict(json.loads(path.read_bytes()))
-        lasts = _BUSY_LASTS if machine.joint.starved or machine.finetune.starved else _MEASUREMENT_LASTS
+    with suppress(OSError, ValueError):  # of a missing or damaged file: measured anew
+        machine = _MACHINE.validate_json(path.read_bytes())
+        lasts = _MEASUREMENT_LASTS if machine.starved is None else _BUSY_LASTS
         if 0 <= time.time() - path.stat().st_mtime < lasts:
             run.emit(Event("start", "plan", "using the training speed that an earlier run measured on this machine"))
             return machine
@@ -243,8 +243,8 @@ def forecast_runs(configs: Sequence[RunConfig], *, emit: Emit) -> list[RunForeca
             machines[model] = machine
             about = "about " if machine.joint.rough else ""
             emit(Event("done", "plan", f"{about}{machine.speed.joint:,.0f} tokens/s, {counted(machine.joint.threads, 'thread')}"))
-            for starved in [each for each in (machine.joint, machine.finetune) if each.starved][:1]:
-                emit(Event("warning", "plan", _starved(starved)))
+            if machine.starved is not None:
+                emit(Event("warning", "plan", _starved(machine.starved)))
         texts = TYPICAL_TEXTS
         if config.task.train:
             texts = estimate_texts(read_task(config.task, seed=config.seed), config, _corpus_bytes(config))
@@ -315,7 +315,7 @@ def _measured(
 
 def _setup(config: RunConfig, phase: PhaseConfig, precision: Precision) -> TrainingSetup:
     """Return the set-up to measure a phase with; an open row length is set to that of most tasks."""
-    fixed = phase if phase.max_length else phase.model_copy(update={"max_length": min(128, config.encoder.max_positions)})
+    (fixed,) = budget.in_rows([phase], min(128, config.encoder.max_positions))
     device = resolve_device(config.device)
     return TrainingSetup(config.encoder, config.head, fixed, config.tokenizer.vocab_size, precision, device=device)
 
@@ -352,21 +352,33 @@ def _free_disk(*folders: Path) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """The planned phases.
+    """The planned phases (schedule.json).
 
-    amount: the part of the budget (seconds or operations) for training; None without a budget. speed: in tokens per unit of the budget.
+    speed: in tokens per unit of the budget. amount: the part of the budget (seconds or operations) for training; None without a budget.
     seconds_per_unit: 1 if the budget is a time. finishing: seconds after training. rows: row length, in tokens, of phases that leave it
-    open.
+    open. fingerprint: of the artifact; "" before it is published.
     """
 
-    artifact: Artifact
     phases: tuple[PhaseConfig, ...]
     sizes: budget.Sizes
-    amount: float | None
     speed: budget.Speed
+    amount: float | None
     seconds_per_unit: float
     finishing: float
     rows: int
+    fingerprint: str = ""
+
+
+_MACHINE, _SCHEDULE = TypeAdapter(Machine), TypeAdapter(Schedule)
+
+
+def _write_schedule(planned: Schedule, folder: Path) -> None:
+    write_json(folder / "schedule.json", _SCHEDULE.dump_python(planned, mode="json", exclude={"fingerprint"}))
+
+
+def _read_schedule(artifact: Artifact) -> Schedule:
+    planned = _SCHEDULE.validate_json((artifact.path / "schedule.json").read_bytes())
+    return replace(planned, fingerprint=artifact.fingerprint)
 
 
 def phases_in_rows(run: RunContext, text: EncodedTexts) -> tuple[PhaseConfig, ...]:
@@ -410,9 +422,7 @@ def schedule(run: RunContext, plan: RunPlan, text: EncodedTexts) -> Schedule:
             run.emit(Event("warning", "schedule", message))
             amount = least
         phases = budget.plan_phases(run.config.phases, sizes=sizes, speed=budget_speed, amount=amount, rows=rows)
-        amounts = {"amount": amount, "seconds_per_unit": seconds_per_unit, "finishing": finishing, "rows": rows}
-        planned = {"phases": [phase.model_dump(mode="json") for phase in phases], "sizes": asdict(sizes), "speed": asdict(budget_speed)}
-        write_json(target / "schedule.json", {**planned, **amounts})
+        _write_schedule(Schedule(phases, sizes, budget_speed, amount, seconds_per_unit, finishing, rows), target)
         for phase in phases:
             seconds = budget.phase_amount(phase, sizes, budget_speed) * seconds_per_unit
             run.emit(Event("plan", "schedule", budget.describe(phase, sizes, seconds=seconds)))
@@ -463,9 +473,7 @@ def replan(run: RunContext, planned: Schedule, ended: Sequence[FinishedPhase]) -
         allowed = left + MAX_LATENESS * (run.config.limit.flops or run.config.limit.seconds or 0.0)
         amount = max(left, min(was_planned, allowed), budget.minimum_amount(coming, sizes, speed))
         phases = (*planned.phases[:number], *budget.plan_phases(coming, sizes=sizes, speed=speed, amount=amount, rows=planned.rows))
-        data = {"phases": [phase.model_dump(mode="json") for phase in phases], "sizes": asdict(sizes), "speed": asdict(speed)}
-        amounts = {"amount": planned.amount, "left": left, "seconds_per_unit": planned.seconds_per_unit, "finishing": planned.finishing}
-        write_json(target / "schedule.json", {**data, **amounts, "rows": planned.rows})
+        _write_schedule(replace(planned, phases=phases, speed=speed), target)
         for before, phase in zip(planned.phases[number:], phases[number:], strict=True):
             if before != phase:
                 seconds = budget.phase_amount(phase, sizes, speed) * planned.seconds_per_unit
@@ -473,15 +481,8 @@ def replan(run: RunContext, planned: Schedule, ended: Sequence[FinishedPhase]) -
                     Event("plan", name, f"planned again: {budget.describe(phase, sizes, seconds=seconds)}; before: {before.steps:,} steps")
                 )
 
-    inputs = {"schedule": planned.artifact.fingerprint, "done": ended[-1].artifact.fingerprint}
+    inputs = {"schedule": planned.fingerprint, "done": ended[-1].artifact.fingerprint}
     return _read_schedule(run.build(Stage(name, 1, {}, inputs, write, kind="schedule"))).phases
-
-
-def _read_schedule(artifact: Artifact) -> Schedule:
-    data = json.loads((artifact.path / "schedule.json").read_bytes())
-    phases = tuple(PhaseConfig.model_validate(phase) for phase in data["phases"])
-    sizes, speed = budget.Sizes(**data["sizes"]), budget.Speed(**data["speed"])
-    return Schedule(artifact, phases, sizes, data["amount"], speed, data["seconds_per_unit"], data["finishing"], data["rows"])
 
 
 def _measure_again(run: RunContext, plan: RunPlan, *, rows: int, vocab_size: int, lengths: IntArray) -> tuple[budget.Speed, budget.Speed]:
@@ -492,13 +493,11 @@ def _measure_again(run: RunContext, plan: RunPlan, *, rows: int, vocab_size: int
     config, seconds, device = run.config, run.config.limit.seconds, resolve_device(run.config.device)
 
     def rates(rate: Callable[[TrainingSetup], float]) -> budget.Speed:
-        phases = _phase_of_each_kind(config.phases)
-        fixed = {phase.name: phase if phase.max_length else phase.model_copy(update={"max_length": rows}) for phase in phases}
-        setups = {
-            name: TrainingSetup(config.encoder, config.head, phase, vocab_size, plan.precision, lengths, device)
-            for name, phase in fixed.items()
+        phases = budget.in_rows(_phase_of_each_kind(config.phases), rows)
+        measured = {
+            name: rate(TrainingSetup(config.encoder, config.head, phase, vocab_size, plan.precision, lengths, device))
+            for name, phase in {phase.name: phase for phase in phases}.items()  # once if both are the same phase
         }
-        measured = {name: rate(setup) for name, setup in setups.items()}
         return budget.Speed(*(measured[phase.name] for phase in phases))
 
     if config.limit.flops is not None:
