@@ -59,7 +59,7 @@ from cramlm.io.executors import Executor, Processes
 from cramlm.io.machine import available_cores
 from cramlm.io.paths import FileStamp, RemoteFile, name_files
 from cramlm.records import BoolArray, Document, Emit, Event, Int32Array, IntArray, count, silent
-from cramlm.storage.arrays import offsets_of, read_array, save_array, separated, spread
+from cramlm.storage.arrays import map_array, offsets_of, read_array, save_array, separated, spread
 from cramlm.storage.artifacts import MANIFEST, hash_json, open_artifact, published_folders, raise_if_checking, shared_stage
 from cramlm.storage.locks import damage_named, lock, wait_while_locked
 
@@ -100,7 +100,7 @@ class Corpus:
         with damage_named(path, REBUILD):
             table = json.loads((path / TABLE).read_bytes())
             statistics = read_statistics(path)
-            source = np.load(path / "source.npy", mmap_mode="r", allow_pickle=False)
+            source = map_array(path / "source.npy")
             parts = _open_parts(path, table["parts"])
             names = [file["name"] for file in statistics["files"]]
             ends = np.cumsum([0, *(entry["files"] for entry in table["parts"])]).tolist()

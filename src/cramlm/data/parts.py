@@ -47,8 +47,10 @@ from cramlm.io.readers import Reader
 from cramlm.io.rows import Column, Rejected, Row
 from cramlm.records import Emit, Event, Int32Array, IntArray, silent
 from cramlm.storage.arrays import (
+    are_offsets,
     column_numbers,
     joined,
+    map_array,
     map_table,
     number_column,
     offsets_of,
@@ -552,7 +554,7 @@ class Sources:
         """Raise ArtifactError if the files are damaged."""
         self._path = path
         with damage_named(path, REBUILD):
-            self._offsets = np.load(path / "source_offsets.npy", mmap_mode="r", allow_pickle=False)
+            self._offsets = map_array(path / "source_offsets.npy")
             self._names = map_bytes(path / "sources.bin")
         check_offsets(path / "source_offsets.npy", self._offsets, end=len(self._names))
 
@@ -624,7 +626,7 @@ def map_bytes(path: Path) -> npt.NDArray[np.uint8]:
 
 def check_offsets(path: Path, offsets: IntArray, *, end: int) -> None:
     """Raise ArtifactError unless the offsets increase from 0 to `end`."""
-    if offsets.ndim != 1 or len(offsets) == 0 or offsets[0] != 0 or offsets[-1] != end or (np.diff(offsets) < 0).any():
+    if not are_offsets(offsets, end=end):
         raise ArtifactError(f"{path}: damaged, the offsets do not fit the text; {REBUILD}")
 
 

@@ -35,6 +35,11 @@ def offsets_of(sizes: npt.NDArray[Any]) -> IntArray:
     return offsets
 
 
+def are_offsets(values: npt.NDArray[Any], *, end: int) -> bool:
+    """Return True for offsets that rise from 0 to `end`. Those of a damaged file could make a kernel read out of bounds."""
+    return values.ndim == 1 and len(values) > 0 and bool(values[0] == 0 and values[-1] == end and (values[1:] >= values[:-1]).all())
+
+
 def read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Return a view that cannot be written. A kernel is compiled once if all its calls pass such arrays, or none."""
     view = array.view()

@@ -28,7 +28,7 @@ from cramlm.retrieval.bm25.index import build_index
 from cramlm.retrieval.elasticsearch import server_corpus
 from cramlm.retrieval.retrievers import RetrievalContext
 from cramlm.retrieval.selection import SelectionTable, select_documents
-from cramlm.storage.arrays import map_array, save_array
+from cramlm.storage.arrays import are_offsets, map_array, save_array
 from cramlm.storage.locks import damage_named
 from cramlm.text.markers import MarkerInserter, Markers
 
@@ -111,14 +111,15 @@ def tokens(run: RunContext, selection: SelectedPassages | None, tokenizer: Token
     def write(target: Path) -> None:
         run.emit(Event("start", "tokens"))
         _save(target, _TASK, own := tokenizer.encode(texts))
-        passages = None
+        count = 0
         if selection is not None:
-            passages = tokenizer.encode(selection.texts()) if not has_spans else None
-            if passages is None:
+            if has_spans:
                 passages, spans = tokenizer.encode_with_spans(selection.texts())
                 save_array(target / f"{_PASSAGES}-spans.npy", spans)
+            else:
+                passages = tokenizer.encode(selection.texts())
             _save(target, _PASSAGES, passages)
-        count = 0 if passages is None else len(passages.ids)
+            count = len(passages.ids)
         run.emit(Event("done", "tokens", f"{count:,} tokens of passages, {len(own.ids):,} of {len(texts):,} distinct texts of the task"))
 
     inputs = {"tokenizer": tokenizer.fingerprint, "selection": fingerprint(selection), "task": task_fingerprint(run.task)}
@@ -144,7 +145,7 @@ def _save(folder: Path, name: str, tokens: Tokens) -> None:
 def _open(folder: Path, name: str) -> Tokens:
     """Open the tokens of texts; raise ArtifactError if the arrays do not match."""
     ids, offsets = _map(folder / f"{name}-ids.npy"), _map(folder / f"{name}-offsets.npy")
-    if offsets.ndim != 1 or len(offsets) == 0 or offsets[0] != 0 or offsets[-1] != len(ids) or (np.diff(offsets) < 0).any():
+    if not are_offsets(offsets, end=len(ids)):
         raise ArtifactError(f"{folder / name}-offsets.npy: damaged, offsets and ids do not match; delete the folder and run again")
     return Tokens(ids, offsets, np.arange(len(offsets) - 1, dtype=np.int64))
 

@@ -35,7 +35,7 @@ from cramlm.records import Emit, Event, Int32Array, IntArray, silent
 from cramlm.retrieval.bm25 import kernels
 from cramlm.retrieval.bm25.analysis import PLAIN, Analyzer, Vocabulary
 from cramlm.retrieval.bm25.kernels import BLOCK, LARGE, MAX_ENTRY_BYTES, Blocks
-from cramlm.storage.arrays import ArrayFile, offsets_of, read_array, save_array
+from cramlm.storage.arrays import ArrayFile, are_offsets, offsets_of, read_array, save_array
 from cramlm.storage.artifacts import SMALL_FILE, Artifact, hash_json, open_artifact, stage
 from cramlm.storage.locks import damage_named, wait_while_locked
 
@@ -160,7 +160,7 @@ class Segment:
             "term_sizes": (self.term_offsets, len(self.term_bytes)),
         }
         for name, (offsets, end) in ends.items():
-            if offsets[0] != 0 or offsets[-1] != end or (offsets[1:] < offsets[:-1]).any():
+            if not are_offsets(offsets, end=end):
                 raise ArtifactError(f"{self.path / name}.npy: damaged, the offsets do not fit; build the index again")
 
 
