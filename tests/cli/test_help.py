@@ -18,7 +18,7 @@ from cramlm.cli.help import MAX_WIDTH, RENAMED_OPTIONS, repeat_options, replace_
 from cramlm.config.retriever import MOST_K1
 from cramlm.config.run import Duplicates, OnBadRow
 from cramlm.inference.linear import ModelPart
-from cramlm.pipeline.trackers import PACKAGES
+from cramlm.pipeline.trackers import TRACKERS
 from cramlm.recipes.recipe import PRESETS
 from cramlm.records import TaskKind
 
@@ -179,7 +179,7 @@ def test_every_old_spelling_has_a_command_with_its_successor() -> None:
         (options.DuplicateRule, get_args(Duplicates)),
         (options.BadRowRule, get_args(OnBadRow)),
         (options.Preset, tuple(PRESETS)),
-        (options.TrackerName, tuple(PACKAGES)),
+        (options.TrackerName, TRACKERS),
     ],
 )
 def test_the_choices_of_an_option_are_those_of_the_package_that_reads_them(choices: Any, source: tuple[str, ...]) -> None:

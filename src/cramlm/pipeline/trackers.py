@@ -24,7 +24,7 @@ from cramlm.pipeline.run_folder import CONFIG, EVENTS, is_up_to_date, read_event
 from cramlm.records import Emit, Event
 
 PROJECT: Final = "cramlm"
-PACKAGES: Final = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow", "trackio": "trackio"}
+TRACKERS: Final = ("tensorboard", "wandb", "mlflow", "trackio")
 _LONGEST_PARAMETER = 500  # MLflow's limit in characters
 
 
@@ -131,18 +131,18 @@ def open_tracker(name: str, run: Path, config: RunConfig, *, replaced_from: int 
     replaced_from: points of earlier calls that TensorBoard keeps in the run's folder are replaced from this step on (None = all are kept);
     the other trackers make a new run for each call.
     """
-    if name not in PACKAGES:
-        raise UsageError(f"tracker {name!r}: is not one of {', '.join(PACKAGES)}; choose one of them")
-    trackers: dict[str, Callable[[Path, dict[str, Any]], Tracker]] = {
+    if name not in TRACKERS:
+        raise UsageError(f"tracker {name!r}: is not one of {', '.join(TRACKERS)}; choose one of them")
+    openers: dict[str, Callable[[Path, dict[str, Any]], Tracker]] = {
         "tensorboard": partial(_tensorboard, purge_step=replaced_from),
         "wandb": _wandb,
         "mlflow": _mlflow,
         "trackio": _trackio,
     }
     try:
-        return trackers[name](run, config.model_dump(mode="json"))
+        return openers[name](run, config.model_dump(mode="json"))
     except ImportError as error:
-        raise EnvironmentFault(f"{name}: {_first_line(error)}; pip install {PACKAGES[name]}") from error
+        raise EnvironmentFault(f"{name}: {_first_line(error)}; pip install {name}") from error
     except Exception as error:
         raise EnvironmentFault(f"{name}: cannot start ({_first_line(error)}); see its own documentation") from error
 

@@ -256,9 +256,8 @@ def score_outputs(task: Task, outputs: Outputs, target: Path, *, name: str | Non
         scores[split] = kind.score(true, predicted, task.labels, values).as_dict()
         if split == "test" and (leak_free := score_test(task, predicted)[1]) is not None:
             scores["test_leak_free"] = leak_free.as_dict()
-        _write_predictions(
-            target / (f"predictions-{split}.jsonl" if name is None else f"predictions-{split}-{name}.jsonl"), examples, values, task
-        )
+        file = f"predictions-{split}.jsonl" if name is None else f"predictions-{split}-{name}.jsonl"
+        _write_predictions(target / file, examples, values, task)
     return scores
 
 

@@ -100,9 +100,8 @@ def fit_baseline(run: RunContext) -> Artifact:
     """Fit a linear model on TF-IDF."""
 
     def write(target: Path) -> None:
-        _save(
-            fit_linear(_words_of(run), search_space(run.config), stage="baseline", threads=run.threads, emit=run.emit), target, run.config
-        )
+        fit = fit_linear(_words_of(run), search_space(run.config), stage="baseline", threads=run.threads, emit=run.emit)
+        _save(fit, target, run.config)
 
     stage = Stage("baseline", _VERSION, _search_settings(run.config, run.task), {"task": _task(run.task)}, write, unused=_unused(run.task))
     return run.build(stage)

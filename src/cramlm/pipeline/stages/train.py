@@ -117,15 +117,13 @@ class _Training:
         self.special = SpecialIds(
             tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id, tokenizer.vocab_size, tokenizer.unk_id
         )
-        markers: tuple[int, ...] = ()
-        if config.encoder.layer_init == "markers":
-            markers = marker_tokens(run, tokenizer)
+        markers = marker_tokens(run, tokenizer) if config.encoder.layer_init == "markers" else ()
         self.spec = ModelSpec(
             config.encoder, config.head, tokenizer.vocab_size, len(run.task.labels), tokenizer.pad_id, text.prompt, run.task.kind, markers
         )
         self.model = build_model(self.spec, seed=config.seed).to(resolve_device(config.device))
         self.set_embeddings()
-        self.settings = {name: config.model_dump(mode="json")[name] for name in ("seed", "encoder", "head", "logit_adjustment")}
+        self.settings = config.model_dump(mode="json", include={"seed", "encoder", "head", "logit_adjustment"})
         self.settings["dev_metric"] = config.metric
         self.inputs = {"tokenizer": tokenizer.fingerprint, "selection": fingerprint(text.selection), "task": task_fingerprint(run.task)}
         self.finished: dict[str, FinishedPhase] = {}
@@ -463,7 +461,7 @@ def follow(ranks: Ranks, *, device: torch.device, stop: Stop) -> dict[str, Any]:
     """
     while "result" not in (message := ranks.on_leader(_only_on_leader)):
         job = _JOB.validate_python(message)
-        external, task = (_pool(ranks), _pool(ranks))
+        external, task = _pool(ranks), _pool(ranks)
         torch.set_num_threads(job.threads)
         dev = DevEvaluation(_only_on_leader, job.metric)
         model = build_model(job.model, seed=job.seed).to(device)
