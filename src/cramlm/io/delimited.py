@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from cramlm.errors import DataError, brief
-from cramlm.io.rows import Column, Row, RowCounts, find_columns, from_cell, not_utf8
+from cramlm.io.rows import Column, Row, RowCounts, find_columns, from_cell, not_utf8, nul_byte, too_long
 from cramlm.io.streams import Lines
 
 _TAB: Final = "\t"
+_QUOTED: Final = re.compile(r'([^"]*+(?:""[^"]*+)*+)("?)')  # the rest of a quoted field, and its closing quote if that is in this line
 _QUOTE_ALL: Final = """if quotes belong to the texts, quote all fields: sed 's/\\r$//; s/"/""/g; s/[^\\t]*/"&"/g'"""
 
 
@@ -64,91 +66,103 @@ def separator_of(lines: Lines, separators: str) -> str:
 def _records(lines: Lines, counts: RowCounts, *, separators: str, limit: int) -> Iterator[tuple[int, list[str], str | None]]:
     """Yield (first line, fields, error or None) of every record."""
     newline: str | None = None  # text of a line end inside quotes, if the header ended in CR or CRLF
-    parts: list[str] = []  # of the open quoted field, if `opened`
-    fields: list[str] = []
-    fault: str | None = None
-    begun = opened = size = 0
     separator = ""  # found in the first line that is not empty
     width = 0  # fields of the header
-    literal = True  # each line of the record has as many if quotes are ordinary characters
+    record: _Record | None = None  # with a quote that is open
     for number, offset, raw in lines:
         if raw is None:
-            if opened:
-                raise _never_closed(counts, opened, separator, limit)
-            yield number, [], f"the line is longer than {limit:,} bytes (max_record_bytes)"
+            if record is not None:
+                raise _never_closed(counts, record.opened, separator, limit)
+            yield number, [], too_long(limit)
             continue
         carriage_return = raw.endswith(b"\r")
         if newline is None:
             newline = "\n" if carriage_return else ""
-        if b"\0" in raw:
-            fault = fault or f"NUL byte at offset {offset + raw.index(0)} of the file"
         try:
-            text = raw.decode()
+            text, fault = raw.decode(), None
         except UnicodeDecodeError as error:
-            fault = fault or not_utf8(raw, error, offset)
-            text = raw.decode(errors="replace")
+            text, fault = raw.decode(errors="replace"), not_utf8(raw, error, offset)
+        if b"\0" in raw:
+            fault = nul_byte(raw, offset)
         body = text[:-1] if carriage_return else text
-        if not opened:
+        if record is None:
             if not body:
-                fault = None
                 continue
             if not separator and (separator := _declared(body) or ""):
                 continue
-            begun, size, literal = number, 0, True
             separator = separator or _separator_of(body, separators)
-            if '"' not in body:
+            if '"' not in body:  # most lines
                 fields = body.split(separator)
                 width = width or len(fields)
                 yield number, fields, fault
-                fields, fault = [], None
                 continue
-        size += len(raw) + 1
-        if opened and size > limit:
-            raise _never_closed(counts, opened, separator, limit)
-        literal = literal and body.count(separator) == width - 1
+            record = _Record(number)
+        record.fault = record.fault or fault
+        record.size += len(raw) + 1
+        if record.opened and record.size > limit:
+            raise _never_closed(counts, record.opened, separator, limit)
+        record.whole_lines = record.whole_lines and body.count(separator) == width - 1
+        record.add(body, number, separator, line_end="\n" if newline or not carriage_return else "\r\n")
+        if not record.opened:
+            if record.whole_lines and record.line < number and separator == _TAB and width > 1:
+                whole = f"a quoted field ends in line {number}, but each of these lines alone has {width} fields"
+                raise DataError(f"{counts.path}:{record.line}: {whole}; {_QUOTE_ALL}; otherwise write .jsonl")
+            width = width or len(record.fields)
+            yield record.line, record.fields, record.fault
+            record = None
+    if record is not None:
+        raise _never_closed(counts, record.opened, separator)
+
+
+@dataclass(slots=True)
+class _Record:
+    """A record with quotes, as far as it is read. line: its first one. quoted: pieces of the open field. opened: the line in which that
+    field begins; 0 if none is open. size: in bytes. whole_lines: each line has as many fields as the header if quotes are ordinary
+    characters.
+    """
+
+    line: int
+    fields: list[str] = field(default_factory=list)
+    fault: str | None = None
+    quoted: list[str] = field(default_factory=list)
+    opened: int = 0
+    size: int = 0
+    whole_lines: bool = True
+
+    def add(self, body: str, number: int, separator: str, *, line_end: str) -> None:
+        """Read the next line. line_end: belongs to the text if the line ends inside quotes."""
         index = 0
         while True:
-            if opened:
-                quote = body.find('"', index)
-                if quote < 0:
-                    parts.append(body[index:] + ("\n" if newline or not carriage_return else "\r\n"))
-                    break
-                parts.append(body[index:quote])
-                index = quote + 1
-                if body.startswith('"', index):
-                    parts.append('"')
-                    index += 1
-                    continue
-                fields.append("".join(parts))
-                parts, opened = [], 0
-                if index < len(body) and not body.startswith(separator, index):
+            if self.opened or body.startswith('"', index):
+                match = _QUOTED.match(body, index if self.opened else index + 1)
+                assert match is not None, "the pattern also matches nothing"
+                self.quoted.append(match[1].replace('""', '"'))
+                if not match[2]:
+                    self.quoted.append(line_end)
+                    self.opened = self.opened or number
+                    return
+                self.fields.append("".join(self.quoted))
+                self.quoted, self.opened, index = [], 0, match.end()
+                end = _end_of_field(body, separator, index)
+                if index < end:
                     hint = f"quotes inside are doubled{f'; {_QUOTE_ALL}' if separator == _TAB else ''}"
-                    fault = fault or f"{brief(body[index : index + 12])} follows the closing quote of field {len(fields)} ({hint})"
-                    following = body.find(separator, index)
-                    index = len(body) if following < 0 else following
-            elif body.startswith('"', index):
-                opened, index = number, index + 1
-                continue
+                    after = f"{brief(body[index : index + 12])} follows the closing quote of field {len(self.fields)}"
+                    self.fault = self.fault or f"{after} ({hint})"
             else:
-                following = body.find(separator, index)
-                end = len(body) if following < 0 else following
-                fields.append(body[index:end])
-                index = end
-            if index >= len(body):
-                break
-            index += len(separator)
+                end = _end_of_field(body, separator, index)
+                self.fields.append(body[index:end])
+            if end == len(body):
+                return
+            index = end + len(separator)
             if index == len(body):
-                fields.append("")
-                break
-        if not opened:
-            if literal and begun < number and separator == _TAB and width > 1:
-                whole = f"a quoted field ends in line {number}, but each of these lines alone has {width} fields"
-                raise DataError(f"{counts.path}:{begun}: {whole}; {_QUOTE_ALL}; otherwise write .jsonl")
-            width = width or len(fields)
-            yield begun, fields, fault
-            fields, fault = [], None
-    if opened:
-        raise _never_closed(counts, opened, separator)
+                self.fields.append("")
+                return
+
+
+def _end_of_field(body: str, separator: str, index: int) -> int:
+    """Return the index of the first separator from `index` on; the length of the line if there is none."""
+    end = body.find(separator, index)
+    return len(body) if end < 0 else end
 
 
 def _declared(line: str) -> str | None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 from cramlm.errors import DataError, brief
-from cramlm.io.rows import Column, Row, RowCounts, labels_value, missing_column, not_utf8
+from cramlm.io.rows import Column, Row, RowCounts, labels_value, missing_column, not_utf8, nul_byte, too_long
 from cramlm.io.streams import Lines
 
 MAX_DEPTH = 64
@@ -48,13 +48,13 @@ def read_jsonl(lines: Lines, columns: Sequence[Column], counts: RowCounts, *, li
     requested = [(column.name, column.kind in ("text", "name"), column) for column in columns]
     for number, offset, line in lines:
         if line is None:
-            counts.refuse(number, f"the line is longer than {limit:,} bytes (max_record_bytes)")
+            counts.refuse(number, too_long(limit))
             continue
         try:
             if (b"[" in line or line.find(b"{", 1) > 0) and line.count(b"{") + line.count(b"[") > MAX_DEPTH:
                 _check_depth(line)
             if b"\0" in line:
-                raise _BadRowError(f"NUL byte at offset {offset + line.index(0)} of the file")
+                raise _BadRowError(nul_byte(line, offset))
             text = line.decode().strip(" \t\r\n")
             if not text:
                 continue

@@ -21,7 +21,7 @@ from cramlm.io.delimited import read_delimited, read_named_columns, separator_of
 from cramlm.io.jsonl import read_jsonl
 from cramlm.io.parquet import ParquetFile
 from cramlm.io.paths import STDIN, FileStamp, file_format, stamp_input
-from cramlm.io.rows import Column, Rejected, Row, RowCounts, not_utf8
+from cramlm.io.rows import Column, Rejected, Row, RowCounts, not_utf8, nul_byte, too_long
 from cramlm.io.streams import ByteStream, Lines
 from cramlm.records import Emit, Event, count, silent
 
@@ -167,9 +167,9 @@ class Reader:
     def _decoded(self, lines: Lines) -> Iterator[tuple[int, str]]:
         for number, offset, line in lines:
             if line is None:
-                self._counts.refuse(number, f"the line is longer than {self._limit:,} bytes (max_record_bytes)")
+                self._counts.refuse(number, too_long(self._limit))
             elif b"\0" in line:
-                self._counts.refuse(number, f"NUL byte at offset {offset + line.index(0)} of the file")
+                self._counts.refuse(number, nul_byte(line, offset))
             else:
                 try:
                     yield number, line.removesuffix(b"\r").decode()

@@ -105,6 +105,16 @@ def not_utf8(line: bytes, error: UnicodeDecodeError, offset: int) -> str:
     return f"{where} is not UTF-8 (of a file in another encoding convert all of it, like iconv -f WINDOWS-1252 -t UTF-8)"
 
 
+def nul_byte(line: bytes, offset: int) -> str:
+    """Return the reason to reject a line with a NUL byte that starts at this offset of its file."""
+    return f"NUL byte at offset {offset + line.index(0)} of the file"
+
+
+def too_long(limit: int) -> str:
+    """Return the reason to reject a line of more than `limit` bytes."""
+    return f"the line is longer than {limit:,} bytes (max_record_bytes)"
+
+
 def labels_value(values: Sequence[str]) -> str:
     """Return labels as the value of a column of kind `labels`: a JSON list."""
     return json.dumps(list(values), ensure_ascii=False)
