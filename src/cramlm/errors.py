@@ -15,6 +15,8 @@ A message is one line: the object, the rule, the value and the remedy.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class CramError(Exception):
     """Base class; `str(error)` is the one-line message for the user."""
@@ -81,6 +83,16 @@ def brief(value: object, limit: int = 60) -> str:
     """Return the repr of a value for a one-line message, shortened to `limit` characters."""
     text = ascii(value) if isinstance(value, bytes) else repr(value)
     return text if len(text) <= limit else text[: limit - 16] + "…" + text[-15:]
+
+
+def more(names: Sequence[str]) -> str:
+    """Return " (and 2 more)" for the names after the first, for a message that holds only that one."""
+    return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error of another library that is not blank, at most 200 characters; its class if it has no message."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:200]
 
 
 def counted(number: int, singular: str, plural: str | None = None) -> str:

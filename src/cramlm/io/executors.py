@@ -37,7 +37,7 @@ from types import FrameType, ModuleType
 from typing import Any, Final, Protocol, TypeAlias
 
 from cramlm import errors
-from cramlm.errors import CramError, EnvironmentFault
+from cramlm.errors import CramError, EnvironmentFault, first_line
 from cramlm.io.machine import available_cores
 from cramlm.records import Emit, Event
 
@@ -153,10 +153,8 @@ class RayTasks:
                 try:
                     message = json.loads(ray.get(done))
                 except ray.exceptions.RayError as error:
-                    reason = str(error).strip().partition("\n")[0]
-                    raise EnvironmentFault(
-                        f"Ray could not finish a task ({reason}); check its machines and run again; finished tasks are kept"
-                    ) from error
+                    remedy = "check its machines and run again; finished tasks are kept"
+                    raise EnvironmentFault(f"Ray could not finish a task ({first_line(error)}); {remedy}") from error
                 for event in message["events"]:
                     on_event(number, Event(**event))
                 results[number] = unwrap(message)
@@ -194,8 +192,8 @@ def connect_ray(address: str) -> Iterator[RayTasks]:
             socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False if address == "local" else None)
     except (OSError, ValueError, RuntimeError) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise EnvironmentFault(f"no Ray cluster at {address!r} ({reason}); start one with `ray start --head`, or pass local") from error
+        remedy = "start one with `ray start --head`, or pass local"
+        raise EnvironmentFault(f"no Ray cluster at {address!r} ({first_line(error)}); {remedy}") from error
     try:
         yield RayTasks()
     finally:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import difflib
 import errno
 import glob
+import io
 import os
 import re
 import stat
@@ -27,11 +28,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePath, PurePosixPath
-from types import TracebackType
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from cramlm.errors import CramError, DataError, EnvironmentFault, UsageError, brief
+from cramlm.errors import CramError, DataError, EnvironmentFault, UsageError, brief, first_line
 from cramlm.storage.artifacts import RESULT_FILES, is_result_folder
 from cramlm.storage.locks import environment_faults
 
@@ -388,13 +388,13 @@ class RemoteFile:
             return RemoteBytes(self.url, system.open(path, "rb", **options))
 
 
-class RemoteBytes:
-    """An open remote file; errors of its library become `CramError`s."""
+class RemoteBytes(io.BufferedIOBase):
+    """An open remote file for reading; errors of its library become `CramError`s."""
 
     def __init__(self, url: str, file: Any) -> None:
         self._url, self._file = url, file
 
-    def read(self, size: int = -1) -> bytes:
+    def read(self, size: int | None = -1) -> bytes:
         return bytes(self._call(lambda: self._file.read(size)))
 
     def seek(self, offset: int, whence: int = 0) -> int:
@@ -405,25 +405,13 @@ class RemoteBytes:
 
     def close(self) -> None:
         self._file.close()
-
-    @property
-    def closed(self) -> bool:
-        return bool(self._file.closed)
+        super().close()
 
     def readable(self) -> bool:
         return True
 
-    def writable(self) -> bool:
-        return False
-
     def seekable(self) -> bool:
         return bool(self._file.seekable())
-
-    def __enter__(self) -> RemoteBytes:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
 
     def _call(self, function: Callable[[], Any]) -> Any:
         with remote_faults(self._url):
@@ -460,7 +448,7 @@ def find_files(url: str) -> list[RemoteFile]:
         names = system.glob(path) if not bare.endswith("/") else system.find(path)
     urls = [system.unstrip_protocol(name) for name in names if is_data_file(PurePosixPath(name))]
     if not urls:
-        raise UsageError(f"{bare}: no data file there; use .jsonl, .csv, .tsv, .txt (also with .gz or .zst) or .parquet")
+        raise UsageError(f"{bare}: no data file there; {_NAMES}")
     return [describe(name, column or None) for name in sorted(urls)]
 
 
@@ -503,8 +491,7 @@ def remote_faults(url: str, *, instead: str = ", or download it and pass the fil
 
 
 def _explain(url: str, error: Exception, instead: str) -> CramError | None:
-    kind = type(error).__name__
-    what = next((line.strip() for line in str(error).splitlines() if line.strip()), kind)[:160]
+    kind, what = type(error).__name__, first_line(error)
     if isinstance(error, ImportError):
         extra = _EXTRAS.get(scheme(url))
         remedy = f"pip install 'cramlm[{extra}]'" if extra else what
@@ -519,9 +506,8 @@ def _explain(url: str, error: Exception, instead: str) -> CramError | None:
         return EnvironmentFault(f"{url}: the hub is disabled by HF_HUB_OFFLINE; unset it, or download the files and pass them")
     status = getattr(error, "status", None) or getattr(getattr(error, "response", None), "status_code", None)
     if isinstance(error, FileNotFoundError | RuntimeError) and isinstance(error.__cause__, Exception):
-        return _explain(
-            url, error.__cause__, instead
-        )  # fsspec raises FileNotFoundError for every failure of a web server; the hub wraps those of uploads
+        # fsspec raises FileNotFoundError for every failure of a web server; the hub wraps those of uploads.
+        return _explain(url, error.__cause__, instead)
     if isinstance(error, FileNotFoundError) or status in (404, 410):
         return UsageError(f"{url}: no such file; check the URL")
     if isinstance(error, PermissionError) or status in (401, 403) or kind in ("NoCredentialsError", "PartialCredentialsError"):

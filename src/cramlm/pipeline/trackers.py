@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cramlm.config.run import RunConfig, load_config, read_toml
-from cramlm.errors import EnvironmentFault, UsageError
+from cramlm.errors import EnvironmentFault, UsageError, first_line
 from cramlm.evaluation.kinds import METRIC_NAMES
 from cramlm.pipeline.run_folder import CONFIG, EVENTS, is_up_to_date, read_events, read_record
 from cramlm.records import Emit, Event
@@ -94,7 +94,7 @@ def replay(name: str, run: Path, emit: Emit) -> int:
             tracker.log(values, step)
         tracker.log(final_scores(run), 0)
     except Exception as error:
-        raise EnvironmentFault(f"{name}: failed ({_first_line(error)}); see its own documentation") from error
+        raise EnvironmentFault(f"{name}: failed ({first_line(error)}); see its own documentation") from error
     finally:
         tracker.close()
     emit(Event("done", "track", f"{len(points)} points to {name}"))
@@ -142,9 +142,9 @@ def open_tracker(name: str, run: Path, config: RunConfig, *, replaced_from: int 
     try:
         return openers[name](run, config.model_dump(mode="json"))
     except ImportError as error:
-        raise EnvironmentFault(f"{name}: {_first_line(error)}; pip install {name}") from error
+        raise EnvironmentFault(f"{name}: {first_line(error)}; pip install {name}") from error
     except Exception as error:
-        raise EnvironmentFault(f"{name}: cannot start ({_first_line(error)}); see its own documentation") from error
+        raise EnvironmentFault(f"{name}: cannot start ({first_line(error)}); see its own documentation") from error
 
 
 class _Guarded:
@@ -176,7 +176,7 @@ class _Guarded:
         except Exception as error:  # any error of four libraries and their networks: the run must continue
             self._works = False
             remedy = f"the run continues without it; later: cramlm track RUN {self._name}"
-            self._emit(Event("warning", "track", f"{self._name} failed ({_first_line(error)}); {remedy}"))
+            self._emit(Event("warning", "track", f"{self._name} failed ({first_line(error)}); {remedy}"))
 
 
 def _tensorboard(run: Path, config: dict[str, Any], *, purge_step: int | None) -> Tracker:
@@ -243,7 +243,3 @@ def _leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         return
     for name, inner in inside:
         yield from _leaves(inner, f"{prefix}.{name}" if prefix else str(name))
-
-
-def _first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:200]

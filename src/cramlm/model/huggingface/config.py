@@ -13,7 +13,7 @@ one that our encoder does not compute, and is refused by its name.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, assert_never
@@ -414,12 +414,6 @@ def open_weights(path: Path) -> Any:
         raise EnvironmentFault(f"{path}: cannot be read ({str(error).rpartition(':')[2].strip()}); check the disk") from error
     except SafetensorError as error:
         raise ArtifactError(f"{path}: damaged, not a whole safetensors file ({error}); export the model again") from error
-
-
-def more(names: Iterable[str]) -> str:
-    """ " (and N more)" for the names after the first, for a message."""
-    others = len(list(names)) - 1
-    return f" (and {others} more)" if others else ""
 
 
 def _may_hold_objects(path: Path) -> bool:

@@ -26,7 +26,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from cramlm.config.run import EncoderConfig, HeadConfig
-from cramlm.errors import ArtifactError
+from cramlm.errors import ArtifactError, more
 from cramlm.model.huggingface.config import (
     CONFIG_FILE,
     DEFAULT_LABELS,
@@ -37,7 +37,6 @@ from cramlm.model.huggingface.config import (
     compare,
     exported_encoder,
     kind_of,
-    more,
     native_config,
     open_weights,
     read_json,

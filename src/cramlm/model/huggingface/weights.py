@@ -16,9 +16,9 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from cramlm.errors import ArtifactError
+from cramlm.errors import ArtifactError, more
 from cramlm.model.encoder import Shape
-from cramlm.model.huggingface.config import WEIGHTS_FILE, more, open_weights
+from cramlm.model.huggingface.config import WEIGHTS_FILE, open_weights
 from cramlm.model.huggingface.pretrained import Pretrained
 from cramlm.model.model import Model
 

@@ -16,9 +16,8 @@ from cramlm.config.run import RetrieverConfig, RunConfig
 from cramlm.data.corpus import Corpus, build_corpus
 from cramlm.data.task import save_task, task_fingerprint
 from cramlm.data.validation import check_files, files_of_task, summarize_findings
-from cramlm.errors import ArtifactError, UsageError
+from cramlm.errors import ArtifactError, UsageError, more
 from cramlm.evaluation.prediction import sequences_of
-from cramlm.model.huggingface.config import more
 from cramlm.model.prompts import PROMPT_FILE, Prompt, choose_words, prompt_json, read_prompt, resolve_prompt
 from cramlm.model.tokenizer import TOKENIZER_FILE, UNCUT, Tokenizer, Tokens, train_tokenizer
 from cramlm.pipeline.context import EncodedTexts, RunContext, SelectedPassages, Stage, fingerprint, write_json

@@ -23,11 +23,11 @@ from cramlm.config.phase import PhaseConfig, linear_teachers
 from cramlm.config.terms import LINEAR_TEACHER, ImportantTokens, Origin
 from cramlm.data.labels import RULES
 from cramlm.data.task import task_fingerprint
+from cramlm.errors import more
 from cramlm.evaluation.kinds import distinct_rows
 from cramlm.evaluation.logit_adjustment import TAUS, adjusts_logits, choose_adjustment
 from cramlm.evaluation.prediction import example_logits, sequences_of
 from cramlm.linear.teacher import TRAINING_TEXTS_FILE
-from cramlm.model.huggingface.config import more
 from cramlm.model.huggingface.pretrained import Pretrained
 from cramlm.model.huggingface.weights import LoadedWeights, load_pretrained_weights
 from cramlm.model.model import Model, ModelSpec, Precision, build_model, initialise_all, resolve_device
