@@ -46,6 +46,7 @@ from cramlm.data.parts import (
     PartPlan,
     Sources,
     allow_open_parts,
+    by_part,
     decode,
     digest_of_id,
     gather_texts,
@@ -148,15 +149,13 @@ class Corpus:
             IndexError: a position is not in the corpus.
         """
         self._check_positions(positions)
-        owner = np.searchsorted(self._firsts, positions, side="right") - 1
         sizes, found = np.empty(len(positions), np.int64), []
-        for number in np.unique(owner).tolist():
+        for number, mine, indices in by_part(self.parts, positions):
             if (ids := self._ids.get(number)) is None:
                 ids = self._ids[number] = PartIds(
                     self.parts[number].columns, self._file_names[number], own_ids_repeat=bool(self.statistics.get("repeated_ids"))
                 )
-            part, mine = self.parts[number], np.flatnonzero(owner == number)
-            data, ends = ids.take(part.index_of(positions[mine] - part.first))
+            data, ends = ids.take(indices)
             sizes[mine] = np.diff(ends)
             found.append((mine, data))
         offsets = offsets_of(sizes)
@@ -174,12 +173,9 @@ class Corpus:
         return self._per_document(positions, lambda part, indices: part.offsets[indices + 1] - part.offsets[indices])
 
     def _per_document(self, positions: IntArray, measure: Callable[[Part, IntArray], npt.NDArray[Any]]) -> IntArray:
-        positions = np.asarray(positions, np.int64)
-        owner = np.searchsorted(self._firsts, positions, side="right") - 1
         values = np.empty(len(positions), np.int64)
-        for number in np.unique(owner).tolist():
-            part, mine = self.parts[number], owner == number
-            values[mine] = measure(part, part.index_of(positions[mine] - part.first))
+        for number, mine, indices in by_part(self.parts, np.asarray(positions, np.int64)):
+            values[mine] = measure(self.parts[number], indices)
         return values
 
     def release(self) -> None:

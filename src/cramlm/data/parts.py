@@ -567,6 +567,14 @@ class Sources:
         return decode(self._names[self._offsets[number] : self._offsets[number + 1]].tobytes(), self._path)
 
 
+def by_part(parts: Sequence[Part], positions: IntArray) -> Iterator[tuple[int, IntArray, IntArray]]:
+    """Yield for each part with documents at these positions: its number, where they are in `positions`, and their indices in the part."""
+    owner = np.searchsorted(np.array([part.first for part in parts]), positions, side="right") - 1
+    for number in np.unique(owner).tolist():
+        mine = np.flatnonzero(owner == number)
+        yield number, mine, parts[number].index_of(positions[mine] - parts[number].first)
+
+
 def gather_texts(parts: tuple[Part, ...], positions: IntArray) -> tuple[npt.NDArray[np.uint8], IntArray]:
     """Return the concatenated texts at these positions, uint8 (bytes,), and their offsets, int64 (n + 1,).
 
@@ -577,13 +585,9 @@ def gather_texts(parts: tuple[Part, ...], positions: IntArray) -> tuple[npt.NDAr
     Raises:
         EnvironmentFault: a file cannot be read. ArtifactError: a file has been truncated.
     """
-    positions = np.asarray(positions, np.int64)
-    owner = np.searchsorted(np.array([part.first for part in parts]), positions, side="right") - 1
-    starts, ends = np.empty(len(positions), np.int64), np.empty(len(positions), np.int64)
-    for number in np.unique(owner).tolist():
-        mine = np.flatnonzero(owner == number)
-        index = parts[number].index_of(positions[mine] - parts[number].first)
-        starts[mine], ends[mine] = parts[number].offsets[index], parts[number].offsets[index + 1]
+    owner, starts, ends = (np.empty(len(positions), np.int64) for _ in range(3))
+    for number, mine, indices in by_part(parts, positions):
+        owner[mine], starts[mine], ends[mine] = number, parts[number].offsets[indices], parts[number].offsets[indices + 1]
     offsets = offsets_of(ends - starts)
     order = np.argsort(positions, kind="stable")
     begins = np.ones(len(positions), np.bool_)
