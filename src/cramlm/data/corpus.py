@@ -61,7 +61,7 @@ from cramlm.io.machine import available_cores
 from cramlm.io.paths import FileStamp, RemoteFile, name_files
 from cramlm.records import BoolArray, Document, Emit, Event, Int32Array, IntArray, count, silent
 from cramlm.storage.arrays import map_array, offsets_of, read_array, save_array, separated, spread
-from cramlm.storage.artifacts import MANIFEST, hash_json, open_artifact, published_folders, raise_if_checking, shared_stage
+from cramlm.storage.artifacts import MANIFEST, hash_json, open_artifact, published_folders, raise_if_checking, shared_stage, write_json
 from cramlm.storage.locks import damage_named, lock, wait_while_locked
 
 KIND: Final = STAGE
@@ -554,10 +554,10 @@ class _Merger:
         self._write_rejected()
         statistics = self._statistics()
         save_sources(self._folder, self._sources)
-        _write_json(self._folder / "statistics.json", statistics)
+        write_json(self._folder / "statistics.json", statistics)
         names = [hashlib.sha256((self._folder / name).read_bytes()) for name in ("source.npy", "sources.bin", "source_offsets.npy")]
         hashes = [hashed.hexdigest() for hashed in (self._texts, self._lengths, self._ids, *names)]
-        _write_json(self._folder / TABLE, {"fingerprint": hash_json([hashes, statistics]), "parts": table})
+        write_json(self._folder / TABLE, {"fingerprint": hash_json([hashes, statistics]), "parts": table})
         return statistics
 
     def _add(self, part: _Input, keep: BoolArray, digests: _Digests, source: Int32Array) -> None:
@@ -633,7 +633,3 @@ def largest_sources(passages: Counter[str]) -> dict[str, Any]:
     named = dict(passages.most_common(MOST_SOURCES))
     others = {"sources": len(passages) - len(named), "passages": passages.total() - sum(named.values())}
     return {"sources": named, "other_sources": others}
-
-
-def _write_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, ensure_ascii=False, indent=1) + "\n", "utf-8")

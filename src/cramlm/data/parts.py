@@ -60,7 +60,7 @@ from cramlm.storage.arrays import (
     spread,
     text_buffers,
 )
-from cramlm.storage.artifacts import hash_json, open_artifact, stage
+from cramlm.storage.artifacts import hash_json, open_artifact, stage, write_json
 from cramlm.storage.locks import damage_named, environment_faults
 from cramlm.text.words import MeasuredText, cut_passages
 
@@ -351,7 +351,7 @@ class _PartWriter:
                     file.write(json.dumps({**rejected.as_dict(), "file": number}, ensure_ascii=False) + "\n")
         self._text_hash.update(offsets.data)
         statistics = {"files": [asdict(counts) for counts in self._files], "text_sha256": self._text_hash.hexdigest()}
-        (self._folder / "statistics.json").write_text(json.dumps(statistics, indent=1) + "\n", "utf-8")
+        write_json(self._folder / "statistics.json", statistics)
 
 
 def digest_of_id(own_id: bytes) -> bytes:

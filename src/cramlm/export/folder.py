@@ -20,7 +20,6 @@ are not stored: they may be private.
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -36,7 +35,7 @@ from cramlm.linear.model import LinearModel
 from cramlm.model.prompts import prompt_json
 from cramlm.model.tokenizer import Tokens
 from cramlm.records import Emit, Event, FloatArray, silent
-from cramlm.storage.artifacts import Artifact, stage
+from cramlm.storage.artifacts import Artifact, stage, write_json
 from cramlm.training.sequences import pack
 
 if TYPE_CHECKING:
@@ -154,7 +153,7 @@ def _versions(packages: Sequence[str]) -> dict[str, str]:
 
 def _write_card(folder: Path, provenance: Mapping[str, Any]) -> None:
     """Write provenance.json and README.md."""
-    (folder / "provenance.json").write_text(json.dumps(provenance, indent=1, ensure_ascii=False, allow_nan=False) + "\n", "utf-8")
+    write_json(folder / "provenance.json", provenance)
     (folder / "README.md").write_text(model_card(provenance), "utf-8")
 
 

@@ -8,7 +8,6 @@ trained by every run.
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -217,11 +216,6 @@ def fingerprint(chosen: SelectedPassages | None) -> str | None:
 def phases_by_name(phases: Sequence[PhaseConfig]) -> dict[str, Any]:
     """Phases as plain data by name, so that the reason for a rebuild reads 'phases.joint.steps 500 -> 600'."""
     return {phase.name: phase.model_dump(mode="json") for phase in phases}
-
-
-def write_json(path: Path, data: Mapping[str, Any]) -> None:
-    """Write indented JSON; numbers must be finite."""
-    path.write_text(json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n", "utf-8")
 
 
 SOFT_LABELS: Final = "soft-labels"

@@ -42,7 +42,6 @@ from cramlm.pipeline.context import (
     fingerprint,
     phases_by_name,
     threads_of,
-    write_json,
 )
 from cramlm.planning import budget
 from cramlm.planning.cost import (
@@ -69,7 +68,7 @@ from cramlm.planning.speed import (
 )
 from cramlm.records import Emit, Event, Example, IntArray
 from cramlm.retrieval.ranking import CHARACTERS_PER_TOKEN
-from cramlm.storage.artifacts import Artifact, hash_json, publish_file
+from cramlm.storage.artifacts import Artifact, hash_json, publish_file, write_json
 from cramlm.training.objective import count_parameters
 
 PLANNED_BY = {"budget", "tokens_per_second", "encoder", "head", "tokenizer", "retriever"}

@@ -42,7 +42,7 @@ from cramlm.records import Document, Emit, Event, FloatArray, silent
 from cramlm.retrieval.queries import first_words
 from cramlm.retrieval.ranking import MOST_FAILED, Fills, Proposal, QueryCounts, Ranking, cap_per_query
 from cramlm.storage.arrays import read_array, save_array
-from cramlm.storage.artifacts import hash_json, shared_stage
+from cramlm.storage.artifacts import hash_json, shared_stage, write_json
 
 if TYPE_CHECKING:
     from elastic_transport import Transport
@@ -478,6 +478,6 @@ def _write(
         "documents": {"found": len(order), "missing": missing.total()},
         "failures": dict((reasons + missing).most_common(20)),
     }
-    (folder / "report.json").write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    write_json(folder / "report.json", report)
     summary = f"{len(kept):,} documents from {settings.url}; {missing.total()} missing, {counts.failed} queries failed"
     emit(Event("done", STAGE, summary, data=report))

@@ -80,6 +80,11 @@ def hash_json(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()).hexdigest()
 
 
+def write_json(path: Path, value: Any) -> None:
+    """Write plain data as indented JSON; numbers must be finite."""
+    path.write_text(json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n", "utf-8")
+
+
 def hash_file(path: Path) -> str:
     """Return the sha256 of a file, in hex."""
     with path.open("rb") as file:

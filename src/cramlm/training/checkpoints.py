@@ -23,7 +23,7 @@ from torch import Tensor
 
 from cramlm.errors import ArtifactError
 from cramlm.records import Emit, Event
-from cramlm.storage.artifacts import explain_difference, open_artifact, publish, verify
+from cramlm.storage.artifacts import explain_difference, open_artifact, publish, verify, write_json
 from cramlm.storage.locks import environment_faults
 from cramlm.storage.tensors import read_tensors, save_tensors
 
@@ -85,7 +85,7 @@ def save_checkpoint(
         for name, tensors in (("weights", weights), ("optimizer", moments), ("best", best)):
             if tensors:
                 save_tensors(folder / f"{name}.safetensors", tensors)
-        (folder / "state.json").write_text(json.dumps(asdict(progress), indent=1, allow_nan=False) + "\n", "utf-8")
+        write_json(folder / "state.json", asdict(progress))
 
     path = checkpoint_path(work, progress.step)
     publish(path, kind=KIND, key=_plain(fingerprint), write=write)

@@ -27,11 +27,11 @@ from cramlm.inference.linear import CombinedModels, LinearPredictor
 from cramlm.linear.model import LinearModel
 from cramlm.model.huggingface.pretrained import Pretrained
 from cramlm.model.tokenizer import Tokenizer
-from cramlm.pipeline.context import EncodedTexts, RunContext, RunPlan, SelectedPassages, Stage, write_json
+from cramlm.pipeline.context import EncodedTexts, RunContext, RunPlan, SelectedPassages, Stage
 from cramlm.pipeline.stages.linear import DEV_PREDICTIONS, FIT_FACTS, FIT_FILE, read_held_out
 from cramlm.records import COMBINED, Event, Example, FloatArray, IntArray, Task
 from cramlm.storage.arrays import read_array
-from cramlm.storage.artifacts import Artifact, hash_json
+from cramlm.storage.artifacts import Artifact, hash_json, write_json
 
 if TYPE_CHECKING:
     from cramlm.pipeline.stages.train import Trained

@@ -30,11 +30,11 @@ from cramlm.linear.self_training import reads_unlabelled, self_trained, self_tra
 from cramlm.linear.token_vectors import WORDS_SHARE, fit_token_vectors, join_token_vectors
 from cramlm.linear.word_vectors import CorpusVectors, WordVectors
 from cramlm.model.tokenizer import UNCUT
-from cramlm.pipeline.context import EncodedTexts, RunContext, SelectedPassages, Stage, fingerprint, write_json
+from cramlm.pipeline.context import EncodedTexts, RunContext, SelectedPassages, Stage, fingerprint
 from cramlm.planning.budget import plan_selection
 from cramlm.records import Event, Task
 from cramlm.storage.arrays import read_array, save_array
-from cramlm.storage.artifacts import Artifact, hash_json
+from cramlm.storage.artifacts import Artifact, hash_json, write_json
 from cramlm.text.characters import remove_diacritics
 
 DEV_PREDICTIONS: Final = "dev-predictions.npy"

@@ -20,7 +20,7 @@ from cramlm.errors import ArtifactError, UsageError, more
 from cramlm.evaluation.prediction import sequences_of
 from cramlm.model.prompts import PROMPT_FILE, Prompt, choose_words, prompt_json, read_prompt, resolve_prompt
 from cramlm.model.tokenizer import TOKENIZER_FILE, UNCUT, Tokenizer, Tokens, train_tokenizer
-from cramlm.pipeline.context import EncodedTexts, RunContext, SelectedPassages, Stage, fingerprint, write_json
+from cramlm.pipeline.context import EncodedTexts, RunContext, SelectedPassages, Stage, fingerprint
 from cramlm.records import Event, Task
 from cramlm.retrieval.bm25.analysis import Analyzer
 from cramlm.retrieval.bm25.index import build_index
@@ -28,6 +28,7 @@ from cramlm.retrieval.elasticsearch import server_corpus
 from cramlm.retrieval.retrievers import RetrievalContext
 from cramlm.retrieval.selection import SelectionTable, select_documents
 from cramlm.storage.arrays import are_offsets, map_array, save_array
+from cramlm.storage.artifacts import write_json
 from cramlm.storage.locks import damage_named
 from cramlm.text.markers import MarkerInserter, Markers
 

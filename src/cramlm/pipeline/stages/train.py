@@ -33,14 +33,14 @@ from cramlm.model.huggingface.weights import LoadedWeights, load_pretrained_weig
 from cramlm.model.model import Model, ModelSpec, Precision, build_model, initialise_all, resolve_device
 from cramlm.model.prompts import Prompt, read_passages
 from cramlm.model.tokenizer import Tokenizer, Tokens
-from cramlm.pipeline.context import EncodedTexts, FinishedPhase, RunContext, RunPlan, SelectedPassages, Stage, fingerprint, write_json
+from cramlm.pipeline.context import EncodedTexts, FinishedPhase, RunContext, RunPlan, SelectedPassages, Stage, fingerprint
 from cramlm.pipeline.stages.linear import DEV_PREDICTIONS
 from cramlm.pipeline.stages.teacher import PASSAGES_FILE, external_length, piece_length, pieces_file, read_pieces, teach_by_encoder
 from cramlm.pipeline.stages.text import marker_tokens
 from cramlm.planning.plan import Schedule, replan
 from cramlm.records import Emit, Event, FloatArray, Task
 from cramlm.storage.arrays import array_bytes, read_array, save_array
-from cramlm.storage.artifacts import Artifact, hash_json, publish_file, verify
+from cramlm.storage.artifacts import Artifact, hash_json, publish_file, verify, write_json
 from cramlm.storage.tensors import read_tensors, save_tensors
 from cramlm.training.batching import Batches
 from cramlm.training.loop import DevEvaluation, TrainingJob, train_phase

@@ -50,7 +50,7 @@ from cramlm.retrieval.bm25.search import (
 )
 from cramlm.retrieval.bm25.segment import Segment, load_array
 from cramlm.storage.arrays import ArrayFile, joined, offsets_of, read_array, save_array
-from cramlm.storage.artifacts import MANIFEST, Artifact, hash_json, kind_of_artifact, open_artifact, stage, verify
+from cramlm.storage.artifacts import MANIFEST, Artifact, hash_json, kind_of_artifact, open_artifact, stage, verify, write_json
 from cramlm.storage.locks import damage_named, environment_faults, wait_while_locked
 
 CODE_FORMAT: Final = 3  # increase when the same search gives other files
@@ -183,7 +183,7 @@ def publish_search(index: Bm25Index, texts: Sequence[str], folder: Path, *, limi
         content, offsets = joined(encoded)
         (batch / "texts.bin").write_bytes(content.data)
         save_array(batch / "offsets.npy", offsets)
-        (batch / "batch.json").write_text(json.dumps(settings, indent=1) + "\n", "utf-8")
+        write_json(batch / "batch.json", settings)
 
     _stage(target / _BATCH, _BATCH, key, write, silent)
     return DistributedSearch.open(target)

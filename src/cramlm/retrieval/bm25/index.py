@@ -38,6 +38,7 @@ from cramlm.storage.artifacts import (
     raise_if_checking,
     shared_stage,
     verify,
+    write_json,
 )
 from cramlm.storage.locks import damage_named, lock, wait_while_locked
 
@@ -196,7 +197,7 @@ def build_index(
         emit(Event("start", KIND, f"indexing {counted(len(corpus), 'passage')}", total=len(corpus), unit="passages"))
         build(_missing(plans, store), len(corpus))
         listing = _listing_of(corpus, plans, [store / "segments" / plan.name for plan in plans], analyzer)
-        (folder / LISTING).write_text(json.dumps(listing, indent=1) + "\n", "utf-8")
+        write_json(folder / LISTING, listing)
         rate = len(corpus) / max(time.monotonic() - started, 1e-9)
         size = f"{counted(len(corpus), 'passage')}, {counted(listing['sums']['postings'], 'posting')} in {counted(len(plans), 'segment')}"
         summary = f"{size}, {rate:,.0f} passages/s"

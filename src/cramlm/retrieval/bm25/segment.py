@@ -36,7 +36,7 @@ from cramlm.retrieval.bm25 import kernels
 from cramlm.retrieval.bm25.analysis import PLAIN, Analyzer, Vocabulary
 from cramlm.retrieval.bm25.kernels import BLOCK, LARGE, MAX_ENTRY_BYTES, Blocks
 from cramlm.storage.arrays import ArrayFile, are_offsets, offsets_of, read_array, save_array
-from cramlm.storage.artifacts import SMALL_FILE, Artifact, hash_json, open_artifact, stage
+from cramlm.storage.artifacts import SMALL_FILE, Artifact, hash_json, open_artifact, stage, write_json
 from cramlm.storage.locks import damage_named, wait_while_locked
 
 KIND: Final = "segment"
@@ -318,7 +318,7 @@ class _Builder:
             "tokens": self._tokens,
             "analyzer": plan.analyzer.name,
         }
-        (self._folder / STATISTICS).write_text(json.dumps(statistics, indent=1) + "\n", "utf-8")
+        write_json(self._folder / STATISTICS, statistics)
 
     def _add_block(self, positions: npt.NDArray[np.int64], files: dict[str, ArrayFile]) -> None:
         text, offsets = self._corpus.gather(positions)
