@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import floor
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from cramlm.config.run import OPTIONAL_ID, OnBadRow, TaskConfig
-from cramlm.data.labels import RULES
+from cramlm.data.labels import RULES, LabelRules
 from cramlm.errors import ArtifactError, DataError, UsageError, brief, counted
 from cramlm.io.paths import STDIN, stamp_input
 from cramlm.io.readers import MAX_RECORD_BYTES, Reader
@@ -54,6 +54,26 @@ class RowFormat:
     def of(config: TaskConfig) -> RowFormat:
         """Return the format of a task's files."""
         return RowFormat(config.text_column, config.label_column, config.text_pair_column, config.kind, config.label_separator)
+
+    def columns(self, text_column: str | None) -> dict[str, Column]:
+        """Return the columns to read by field of `Example`. text_column: read in place of the format's, if it is not None.
+
+        Raises:
+            UsageError: two of them have the same name.
+        """
+        columns = {"text": Column(text_column or self.text_column, like=self.like)}
+        if self.label_column is not None:
+            kind = RULES[self.kind].column
+            columns["label"] = Column(self.label_column, kind, flag="--label-column", separator=self.label_separator, like=self.like)
+        if self.text_pair_column is not None:
+            columns["text_pair"] = Column(self.text_pair_column, flag="--text-pair-column", like=self.like)
+        if self.id_column is not None:
+            columns["id"] = Column(self.id_column, "name", required=self.id_column != OPTIONAL_ID, flag="--id-column")
+        flags: dict[str, str] = {}
+        for column in columns.values():
+            if (other := flags.setdefault(column.name, column.flag)) != column.flag:
+                raise UsageError(f"{other} and {column.flag} name the same column, {column.name!r}; pass different ones")
+        return columns
 
 
 def read_task(config: TaskConfig, *, seed: int, emit: Emit = silent) -> Task:
@@ -167,47 +187,35 @@ def read_examples(
     Raises:
         UsageError: the path is missing. DataError: a bad row (unless skipped), such as a blank text, an invalid label or a repeated id.
     """
-    label_column, pair_column, id_column = row_format.label_column, row_format.text_pair_column, row_format.id_column
-    rules, distinct = RULES[row_format.kind], id_column is not None and row_format.ids == "distinct"
+    rules, distinct = RULES[row_format.kind], row_format.id_column is not None and row_format.ids == "distinct"
     stamps = stamp_input(path)
     examples: list[Example] = []
     rows_read, first_reason = 0, ""
     lines_of_ids: dict[str, str] = {}
     for stamp in stamps:
-        columns = [Column(stamp.text_column or row_format.text_column, like=row_format.like)]
-        if label_column is not None:
-            columns.append(
-                Column(label_column, rules.column, flag="--label-column", separator=row_format.label_separator, like=row_format.like)
-            )
-        if pair_column is not None:
-            columns.append(Column(pair_column, flag="--text-pair-column", like=row_format.like))
-        if id_column is not None:
-            columns.append(Column(id_column, "name", required=id_column != OPTIONAL_ID, flag="--id-column"))
-        _check_distinct(columns)
-        limits: dict[str, Any] = {"max_record_bytes": max_record_bytes, "on_bad_row": on_bad_row}
-        reader = Reader(path, columns, txt_rows="lines", stamp=stamp, stage="examples", emit=emit, **limits)
+        columns = row_format.columns(stamp.text_column)
+        reader = Reader(
+            path,
+            tuple(columns.values()),
+            max_record_bytes=max_record_bytes,
+            on_bad_row=on_bad_row,
+            txt_rows="lines",
+            stamp=stamp,
+            stage="examples",
+            emit=emit,
+        )
         prefix = f"{stamp.path.name}:" if len(stamps) > 1 else ""
         for row in reader:
-            values = iter(row.values)
-            text = next(values)
-            label = next(values) if label_column is not None else None
-            pair = next(values) if pair_column is not None else None
-            own_id = next(values) if id_column is not None else None
-            if text is None or not text.strip():
-                reader.reject(row, f"{columns[0].name!r} is blank")
-            elif pair_column is not None and (pair is None or not pair.strip()):
-                reader.reject(row, f"{pair_column!r} is blank")
+            line = f"{prefix}{row.line}"
+            try:
+                example = _example(dict(zip(columns, row.values, strict=False)), columns, rules, line)
+            except ValueError as error:
+                reader.reject(row, str(error))
+                continue
+            if distinct and (first := lines_of_ids.setdefault(example.id, line)) != line:
+                reader.reject(row, f"id {brief(example.id)} is already used in line {first}")
             else:
-                try:
-                    canonical = None if label_column is None else rules.read(label, label_column)
-                except ValueError as error:
-                    reader.reject(row, str(error))
-                    continue
-                name = own_id or f"{prefix}{row.line}"
-                if distinct and (first := lines_of_ids.setdefault(name, f"{prefix}{row.line}")) != f"{prefix}{row.line}":
-                    reader.reject(row, f"id {brief(name)} is already used in line {first}")
-                    continue
-                examples.append(Example(name, text, pair, canonical))
+                examples.append(example)
         rows_read += reader.rows_read
         first_reason = first_reason or "".join(f", line {row.line}: {row.reason}" for row in reader.rejected[:1])
     if not examples:
@@ -216,6 +224,17 @@ def read_examples(
             raise DataError(f"{where}: no rows; pass a file with data")
         raise DataError(f"{where}: no rows left, all {rows_read:,} were rejected{first_reason}; fix them")
     return examples
+
+
+def _example(values: Mapping[str, str | None], columns: Mapping[str, Column], rules: LabelRules, line: str) -> Example:
+    """Return the example of a row's values by field; raise ValueError with the reason if one is not valid. line: the id without another."""
+    text, pair = values["text"], values.get("text_pair")
+    if text is None or not text.strip():
+        raise ValueError(f"{columns['text'].name!r} is blank")
+    if "text_pair" in values and (pair is None or not pair.strip()):
+        raise ValueError(f"{columns['text_pair'].name!r} is blank")
+    label = rules.read(values["label"], columns["label"].name) if "label" in values else None
+    return Example(values.get("id") or line, text, pair, label)
 
 
 def unlabelled_task(
@@ -227,17 +246,14 @@ def unlabelled_task(
         UsageError: a path is missing. DataError: a bad row.
     """
     assert row_format.label_column is None
-    formats = {"train": row_format, "dev": (held_out := replace(row_format, like=f"the queries ({queries})")), "test": held_out}
-    texts = {
-        split: tuple(read_examples(path, formats[split], on_bad_row=on_bad_row, emit=emit)) if path else ()
-        for split, path in zip(_SPLITS, (queries, dev, test), strict=True)
-    }
-    emit(
-        Event(
-            "done", KIND, f"{len(texts['train']):,} queries, {len(texts['dev']):,} dev, {len(texts['test']):,} test texts, without labels"
-        )
-    )
-    return Task(texts["train"], texts["dev"], texts["test"], (), dev_is_split_from_train=False)
+
+    def read(path: str | None, row_format: RowFormat) -> tuple[Example, ...]:
+        return tuple(read_examples(path, row_format, on_bad_row=on_bad_row, emit=emit)) if path else ()
+
+    held_out = replace(row_format, like=f"the queries ({queries})")
+    train, dev_texts, test_texts = read(queries, row_format), read(dev, held_out), read(test, held_out)
+    emit(Event("done", KIND, f"{len(train):,} queries, {len(dev_texts):,} dev, {len(test_texts):,} test texts, without labels"))
+    return Task(train, dev_texts, test_texts, (), dev_is_split_from_train=False)
 
 
 def split_dev(
@@ -324,13 +340,6 @@ def _read_split(split: Split, path: str, config: TaskConfig, emit: Emit) -> list
 
 def _named(train: str) -> str:
     return f"the training file ({train})"
-
-
-def _check_distinct(columns: Sequence[Column]) -> None:
-    flags: dict[str, str] = {}
-    for column in columns:
-        if (other := flags.setdefault(column.name, column.flag)) != column.flag:
-            raise UsageError(f"{other} and {column.flag} name the same column, {column.name!r}; pass different ones")
 
 
 def _check_unseen(split: str, path: str | None, examples: Sequence[Example], labels: Sequence[str], config: TaskConfig, emit: Emit) -> None:
