@@ -183,8 +183,8 @@ def test_scripts_are_those_of_the_letters() -> None:
     assert count_scripts(["データー時々〻 ゝ〱〼"]) == {"Kana": 7, "Han": 3}  # marks of length and repetition are letters of their script
     assert count_scripts(["Ⅎ Ↄ ˇ ⸯ ᳩ"]) == {"Latin": 2}  # turned letters; then a caron, a tilde and a Vedic sign, of no script
     assert count_scripts(["ᥐ ꪀ ᦀ 𐎠 𐌀"]) == {"Tai Le": 1, "Tai Viet": 1, "New Tai Lue": 1, "Old Persian": 1, "Old Italic": 1}
-    assert main_script("ọ̀rọ̀ Yorùbá") == "Latin"
-    assert main_script("1 + 1 = 2") is None
+    assert main_script(["ọ̀rọ̀ Yorùbá"]) == "Latin"
+    assert main_script(["1 + 1 = 2"]) is None
 
 
 def test_check_exits_with_3_if_there_is_a_problem_else_0(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from cramlm.data.corpus import Corpus
 from cramlm.data.decontamination import HeldOut
 from cramlm.data.labels import RULES, WRITTEN_LIST, number_texts, range_of
 from cramlm.data.task import RowFormat, read_examples, text_key
-from cramlm.errors import DataError, brief
+from cramlm.errors import DataError, brief, counted
 from cramlm.io.rows import Rejected
 from cramlm.records import Event, Example, Task, TaskKind
 from cramlm.text.characters import count_scripts, main_script, normalise
@@ -143,10 +143,9 @@ def check_corpus(train: LabelledFile, held_out: Sequence[LabelledFile], corpus: 
     if share < KNOWN_WORDS:
         message = f"{share:.0%} of the training words occur in {len(sample):,} of its passages; it may be in another language"
         yield Finding(str(corpus.path), "notice", "foreign-corpus", message)
-    scripts = count_scripts(sample).most_common(1)
-    own = _main_script(train)
-    if scripts and own is not None and scripts[0][0] != own:
-        message = f"mostly {scripts[0][0]} letters, but the training texts are in {own}; retrieval will find little"
+    theirs, own = main_script(sample), main_script(example.whole_text for example in train.examples)
+    if theirs is not None and own is not None and theirs != own:
+        message = f"mostly {theirs} letters, but the training texts are in {own}; retrieval will find little"
         yield Finding(str(corpus.path), "problem", "corpus-script", message)
 
 
@@ -303,8 +302,8 @@ def _labels(train: LabelledFile, held_out: Sequence[LabelledFile]) -> Iterator[F
         return
     for label, count in counts.items():
         if count < RARE:
-            rows = f"{count} training row{'s' if count > 1 else ''}"
-            yield Finding(first[label].id, "notice", "rare-label", f"label {brief(label, 30)} has {rows}; too few to learn it")
+            message = f"label {brief(label, 30)} has {counted(count, 'training row')}; too few to learn it"
+            yield Finding(first[label].id, "notice", "rare-label", message)
     yield from _similar_labels(counts, first)
     yield from (_other_kind if train.kind == "classification" else _joined_labels)(counts, first)
     (largest, most), (smallest, least) = counts.most_common(1)[0], counts.most_common()[-1]
@@ -345,15 +344,10 @@ def _lengths(file: LabelledFile) -> Iterator[Finding]:
 
 
 def _scripts(train: LabelledFile, files: Sequence[LabelledFile]) -> Iterator[Finding]:
-    counts = Counter(main_script(example.whole_text) for example in train.examples)
+    counts = Counter(main_script([example.whole_text]) for example in train.examples)
     usual = {script for script, count in counts.items() if count >= FAR_SCRIPT * len(train.examples)} | {None}
     named = ", ".join(sorted(script for script in usual if script is not None)) or "no"
     for file in files:
         for example in file.examples:
-            if (script := main_script(example.whole_text)) not in usual:
+            if (script := main_script([example.whole_text])) not in usual:
                 yield Finding(example.id, "notice", "script", f"mostly {script} letters; the training texts are in {named}")
-
-
-def _main_script(file: LabelledFile) -> str | None:
-    counts = count_scripts(example.whole_text for example in file.examples)
-    return counts.most_common(1)[0][0] if counts else None

@@ -10,9 +10,8 @@ from typing import Any
 from cramlm.errors import UsageError
 from cramlm.evaluation.kinds import KINDS, METRIC_NAMES, main_metric
 from cramlm.records import TaskKind
-from cramlm.reporting.charts import Estimate
 from cramlm.reporting.record import LINEAR_STAGES, Json, RunRecord, read_run, task_used
-from cramlm.reporting.sections import Data, capital, score_chart
+from cramlm.reporting.sections import Data, capital, estimate_of, score_chart
 
 _SPLITS = ("test", "dev")
 
@@ -84,8 +83,8 @@ def _scores(runs: Mapping[str, RunRecord]) -> Data:
     """
     split, kind = _split_of(runs), _kind_of(runs)
     main, second = main_metric(kind), KINDS[kind].table_metrics[0]
-    estimates = [_estimate(name, run.own_scores[split], main, emphasised=True) for name, run in runs.items()]
-    estimates += [_estimate(name, scores, main, emphasised=False) for name, scores in _linear_models(runs, split).items()]
+    estimates = [estimate_of(name, run.own_scores[split], main, emphasised=True) for name, run in runs.items()]
+    estimates += [estimate_of(name, scores, main, emphasised=False) for name, scores in _linear_models(runs, split).items()]
     first_name, first = next(iter(runs.items()))
     return {
         "split": split,
@@ -103,11 +102,6 @@ def _scores(runs: Mapping[str, RunRecord]) -> Data:
 
 def _recommended(run: RunRecord) -> str:
     return "–" if run.scores is None else str(run.scores["comparison"]["recommended"])
-
-
-def _estimate(name: str, scores: Json, metric: str, *, emphasised: bool) -> Estimate:
-    low, high = scores["intervals"][metric]
-    return Estimate(name, scores[metric], low, high, emphasised=emphasised)
 
 
 def _linear_models(runs: Mapping[str, RunRecord], split: str) -> dict[str, Json]:

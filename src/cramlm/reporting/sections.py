@@ -111,6 +111,12 @@ def capital(name: str) -> str:
     return name[0].upper() + name[1:]
 
 
+def estimate_of(name: str, scores: Json, metric: str, *, emphasised: bool) -> Estimate:
+    """Return a score with its interval, of the scores of a model on a split."""
+    low, high = scores["intervals"][metric]
+    return Estimate(name, scores[metric], low, high, emphasised=emphasised)
+
+
 def score_chart(title: str, metric: str, rows: Sequence[Estimate]) -> Markup:
     """Return an interval chart of scores, whose description lists them."""
     shown = partial(format_metric, metric)
@@ -148,9 +154,8 @@ def _score_chart(run: RunRecord, split: str, metric: str, title: str) -> Markup:
     rows = []
     for name, entry in run.models.items():
         if split in entry:
-            low, high = entry[split]["intervals"][metric]
             own = name == run.config.name
-            rows.append(Estimate(f"{name} (this run)" if own else name, entry[split][metric], low, high, emphasised=own))
+            rows.append(estimate_of(f"{name} (this run)" if own else name, entry[split], metric, emphasised=own))
     return score_chart(title, metric, rows)
 
 

@@ -163,9 +163,9 @@ def count_scripts(texts: Iterable[str]) -> Counter[str]:
     return +counts
 
 
-def main_script(text: str) -> str | None:
-    """Return the script with the most letters; None for a text without letters."""
-    counts = count_scripts([text])
+def main_script(texts: Iterable[str]) -> str | None:
+    """Return the script with the most letters; None for texts without letters."""
+    counts = count_scripts(texts)
     return counts.most_common(1)[0][0] if counts else None
 
 
