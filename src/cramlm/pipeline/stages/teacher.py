@@ -17,12 +17,13 @@ from cramlm.linear.teacher import TRAINING_TEXTS_FILE, Teacher, align_distributi
 from cramlm.model.model import Model
 from cramlm.model.prompts import Prompt, passage_length
 from cramlm.model.tokenizer import Tokenizer, Tokens
-from cramlm.pipeline.context import SOFT_LABELS, EncodedTexts, RunContext, RunPlan, SelectedPassages, Stage, fingerprint
+from cramlm.pipeline.context import SOFT_LABELS, EncodedTexts, RunContext, RunPlan, Stage, fingerprint
 from cramlm.pipeline.stages.linear import model_fingerprint, read_held_out
 from cramlm.pipeline.stages.text import marker_inserter
 from cramlm.records import Event, Example, FloatArray, IntArray, TaskKind
 from cramlm.storage.arrays import read_array, save_array
 from cramlm.storage.artifacts import Artifact, write_shared_part
+from cramlm.text.markers import MarkerInserter
 
 _VERSION: Final = 12
 TEMPERATURE: Final = 2.0
@@ -59,28 +60,32 @@ def teach_by_linear_models(run: RunContext, text: EncodedTexts, models: Mapping[
     taught = [phase for phase in phases if any(term.on == "external" for term in linear_teachers(phase))]
     lengths = {piece_length(phase, text.tokenizer, text.prompt) for phase in taught}
     files = {pieces_file(length): length for length in sorted(lengths)}
-
-    config, selection, tokenizer = run.config.teacher, text.selection, text.tokenizer
+    config, selection, tokenizer, seed = run.config.teacher, text.selection, text.tokenizer, run.config.seed
     inserter = marker_inserter(run) if config.mark_passages and files else None
     changes_pieces = inserter is not None or config.pair_passages
+    inputs: dict[str, Any] = {
+        "models": {name: model_fingerprint(model) for name, model in models.items()},
+        "selection": fingerprint(selection),
+        "tokenizer": tokenizer.fingerprint,
+        "task": {split: content for split, content in task_fingerprint(run.task).items() if split != "test"},
+    }
+    # Without the seed, so that runs with other seeds share the soft labels of passages unless these are changed at random.
+    settings: dict[str, Any] = {"files": sorted(files), "teacher": config.model_dump(mode="json"), "metric": run.config.metric}
+    settings |= {"seed_of_pieces": seed} if changes_pieces else {}
 
     def write_passages(target: Path) -> None:
+        assert selection is not None
+        assert selection.spans is not None, "the stage `tokens` writes spans for a linear teacher"
         loaded = {name: LinearModel.load(model.path) for name, model in models.items()}
         teacher = Teacher.of(loaded, run.task, metric=run.config.metric, held_out=read_held_out(models))
-        messages: list[str] = []
-        assert selection is not None
         predict = partial(teacher.soft_labels, threads=run.threads, emit=run.emit)
         whole = None if config.passage_share == 0 or changes_pieces else predict(selection.texts())
+        messages: list[str] = []
         for name, length in files.items():
-            tokens, pieces = _pieces(selection, tokenizer, length)
-            if inserter is not None:
-                pieces = inserter.insert(pieces, seed=run.config.seed)
-                _save_pieces(target, length, tokenizer.cut(tokenizer.encode(pieces), max_length=length, cut="truncate"), tokens.source)
-            elif config.pair_passages:
-                pairs = _paired(pieces, seed=run.config.seed)
-                firsts, seconds = [pair.text for pair in pairs], [pair.text_pair for pair in pairs]
-                _save_pieces(target, length, tokenizer.sequences(firsts, seconds, max_length=length, cut="truncate"), tokens.source)
-                pieces = [pair.divided_text for pair in pairs]
+            tokens, pieces = tokenizer.cut_with_texts(selection.texts(), selection.ids, selection.spans, max_length=length)
+            if changes_pieces:
+                pieces, changed = _change(pieces, inserter, tokenizer, length=length, seed=seed)
+                _save_pieces(target, length, changed, tokens.source)
             labels = predict(pieces)
             if whole is not None:
                 labels += np.float32(config.passage_share) * (whole[tokens.source] - labels)
@@ -88,8 +93,7 @@ def teach_by_linear_models(run: RunContext, text: EncodedTexts, models: Mapping[
                 labels = align_distribution(labels, label_counts(run.task))
             save_array(target / name, labels)
             messages.append(_message(run.task.kind, "pieces of passages", labels))
-        weights = teacher.combination.weights
-        run.emit(Event("note", "teacher", f"soft labels of {'; '.join(messages)}", data={"weights": weights}))
+        run.emit(Event("note", "teacher", f"soft labels of {'; '.join(messages)}", data={"weights": teacher.combination.weights}))
 
     def write(target: Path) -> None:
         run.emit(Event("start", "teacher"))
@@ -97,21 +101,24 @@ def teach_by_linear_models(run: RunContext, text: EncodedTexts, models: Mapping[
             key = {"format": _VERSION, **settings, **inputs}
             write_shared_part(target, "teacher", kind=SOFT_LABELS, key=key, write=write_passages, emit=run.emit)
         regression = LinearModel.load(models["static" if "static" in models else "tfidf"].path)
-        held_out = out_of_fold_labels(regression, run.task, seed=run.config.seed, threads=run.threads, emit=run.emit)
+        held_out = out_of_fold_labels(regression, run.task, seed=seed, threads=run.threads, emit=run.emit)
         save_array(target / TRAINING_TEXTS_FILE, held_out)
         predicted = held_out[np.isfinite(held_out).all(axis=1)]
         run.emit(Event("done", "teacher", f"soft labels of {_message(run.task.kind, 'training texts out of fold', predicted)}"))
 
-    inputs: dict[str, Any] = {
-        "models": {name: model_fingerprint(model) for name, model in models.items()},
-        "selection": fingerprint(text.selection),
-        "tokenizer": text.tokenizer.fingerprint,
-        "task": {split: content for split, content in task_fingerprint(run.task).items() if split != "test"},
-    }
-    settings: dict[str, Any] = {"files": sorted(files), "teacher": run.config.teacher.model_dump(mode="json")}
-    settings |= {"metric": run.config.metric}
-    settings |= {"seed_of_pieces": run.config.seed} if changes_pieces else {}
-    return run.build(Stage("teacher", _VERSION, {**settings, "seed": run.config.seed}, inputs, write))
+    return run.build(Stage("teacher", _VERSION, {**settings, "seed": seed}, inputs, write))
+
+
+def _change(
+    pieces: Sequence[str], inserter: MarkerInserter | None, tokenizer: Tokenizer, *, length: int, seed: int
+) -> tuple[list[str], Tokens]:
+    """Return the pieces with markers, or without an inserter as pairs: texts for linear models, and tokens."""
+    if inserter is not None:
+        marked = inserter.insert(pieces, seed=seed)
+        return marked, tokenizer.cut(tokenizer.encode(marked), max_length=length, cut="truncate")
+    pairs = _paired(pieces, seed=seed)
+    firsts, seconds = [pair.text for pair in pairs], [pair.text_pair for pair in pairs]
+    return [pair.divided_text for pair in pairs], tokenizer.sequences(firsts, seconds, max_length=length, cut="truncate")
 
 
 def _paired(pieces: Sequence[str], *, seed: int) -> list[Example]:
@@ -139,11 +146,6 @@ def read_pieces(folder: Path, length: int) -> Tokens | None:
     """Return pieces with markers, or as pairs, as sequences of at most `length` tokens; None if the teacher of this folder changed none."""
     paths = [folder / f"pieces-{length}-{name}.npy" for name in ("ids", "offsets", "source")]
     return Tokens(*map(read_array, paths)) if paths[0].is_file() else None
-
-
-def _pieces(selection: SelectedPassages, tokenizer: Tokenizer, length: int) -> tuple[Tokens, list[str]]:
-    assert selection.spans is not None, "the stage `tokens` writes spans for a linear teacher"
-    return tokenizer.cut_with_texts(selection.texts(), selection.ids, selection.spans, max_length=length)
 
 
 def _message(kind: TaskKind, what: str, soft_labels: FloatArray) -> str:
