@@ -25,7 +25,6 @@ from cramlm.cli import data, experiments, models, runs
 from cramlm.cli.help import MAX_WIDTH, Command, Group
 from cramlm.cli.options import (
     FILES,
-    AssumedTrain,
     BudgetOption,
     ConfigOption,
     CorpusOption,
@@ -35,6 +34,7 @@ from cramlm.cli.options import (
     OverwriteOption,
     PresetOption,
     RecipeOption,
+    RecipeOptions,
     RowOptions,
     SeedOption,
     SetOption,
@@ -43,6 +43,7 @@ from cramlm.cli.options import (
     TrackerName,
     TrainOption,
     UnlabelledOption,
+    resolve_recipe,
     resolve_run,
     with_options,
 )
@@ -189,22 +190,7 @@ def next_commands(run: Path, config: Any) -> str:
     return "\n  ".join(["next:", f"cramlm predict {folder} new.csv", explain, f"cramlm serve {folder}"])
 
 
-def config(
-    recipe: RecipeOption = None,
-    base_model: InitOption = None,
-    train: AssumedTrain = None,
-    dev: DevOption = None,
-    test: TestOption = None,
-    corpus: CorpusOption = None,
-    unlabelled: UnlabelledOption = None,
-    budget: BudgetOption = None,
-    preset: PresetOption = None,
-    device: DeviceOption = None,
-    set_: SetOption = None,
-    seed: SeedOption = None,
-    *,
-    rows: RowOptions,
-) -> None:
+def config(recipe: RecipeOption = None, *, options: RecipeOptions, rows: RowOptions) -> None:
     """Print all settings of a run as TOML, for `cramlm fit --config`.
 
     Examples:
@@ -212,9 +198,7 @@ def config(
     """
     from cramlm.config.run import to_toml
 
-    task = {"train": train or "", "dev": dev, "test": test, "unlabelled": unlabelled, **asdict(rows)}
-    options: dict[str, Any] = {"budget": budget, "seed": seed, "preset": preset, "init": base_model, "device": device}
-    resolved = resolve_run(recipe, None, set_, task=task, corpus=corpus or ["corpus/*.jsonl.zst"], **options)
+    resolved = resolve_recipe(recipe, options, rows)
     if not resolved.task.train:
         resolved = resolved.model_copy(update={"task": resolved.task.model_copy(update={"train": "train.jsonl"})})
     print(to_toml(resolved), end="")

@@ -11,7 +11,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_type_hints
 
@@ -392,6 +392,40 @@ PresetOption = Annotated[
         rich_help_panel=METHOD,
     ),
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class RecipeOptions:
+    """Options of the commands that show what a recipe gives, also without a task."""
+
+    train: AssumedTrain = None
+    dev: DevOption = None
+    test: TestOption = None
+    corpus: CorpusOption = None
+    unlabelled: UnlabelledOption = None
+    budget: BudgetOption = None
+    base_model: InitOption = None
+    preset: PresetOption = None
+    device: DeviceOption = None
+    set_: SetOption = None
+    seed: SeedOption = None
+
+
+def resolve_recipe(recipe: str | None, options: RecipeOptions, rows: RowOptions) -> Any:
+    """Return the config of a recipe as `resolve_run`; without files a task of typical size and a corpus are assumed."""
+    files = {"train": options.train or "", "dev": options.dev, "test": options.test, "unlabelled": options.unlabelled}
+    return resolve_run(
+        recipe,
+        None,
+        options.set_,
+        task={**files, **asdict(rows)},
+        corpus=options.corpus or ["corpus/*.jsonl.zst"],
+        budget=options.budget,
+        seed=options.seed,
+        preset=options.preset,
+        init=options.base_model,
+        device=options.device,
+    )
 
 
 def with_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -17,23 +17,21 @@ import typer
 
 from cramlm.cli.help import Command, Group
 from cramlm.cli.options import (
-    AssumedTrain,
-    BudgetOption,
     ConfigOption,
-    CorpusOption,
     DeviceOption,
     DevOption,
     InitOption,
     JsonOption,
     PresetOption,
     RecipeOption,
+    RecipeOptions,
     RowOptions,
-    SeedOption,
     SetOption,
     TestOption,
     TrackerName,
     UnlabelledOption,
     complete_recipe,
+    resolve_recipe,
     resolve_run,
     with_options,
 )
@@ -152,18 +150,8 @@ def list_recipes(context: typer.Context) -> None:
 @with_options
 def show(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A recipe, like tlm or tlm-small:chemprot.", autocompletion=complete_recipe)],
-    train: AssumedTrain = None,
-    dev: DevOption = None,
-    test: TestOption = None,
-    corpus: CorpusOption = None,
-    unlabelled: UnlabelledOption = None,
-    budget: BudgetOption = None,
-    base_model: InitOption = None,
-    preset: PresetOption = None,
-    device: DeviceOption = None,
-    set_: SetOption = None,
-    seed: SeedOption = None,
     *,
+    options: RecipeOptions,
     rows: RowOptions,
 ) -> None:
     """Show what a recipe runs on a task with a budget: data, phases and loss terms; nothing is trained.
@@ -176,20 +164,7 @@ def show(
     from cramlm.recipes import find
     from cramlm.recipes.describe import describe_run
 
-    task = {"train": train or "", "dev": dev, "test": test, "unlabelled": unlabelled, **asdict(rows)}
-    config = resolve_run(
-        name,
-        None,
-        set_,
-        task=task,
-        corpus=corpus or ["corpus/*.jsonl.zst"],
-        budget=budget,
-        seed=seed,
-        preset=preset,
-        init=base_model,
-        device=device,
-    )
-    print(describe_run(config, summary=find(name)[0].summary))
+    print(describe_run(resolve_recipe(name, options, rows), summary=find(name)[0].summary))
 
 
 def report(
