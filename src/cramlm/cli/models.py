@@ -163,17 +163,15 @@ def predict(
     rows = ({"id": example.id, **_fields_of(prediction)} for example, prediction in zip(examples, predictions, strict=True))
     if out is None:
         sys.stdout.writelines(json_lines(rows))
-    elif table is not None:
-        publish_file(out, beside_columns(table, rows, separator or ",", label_separator=label_separator).encode())
-        print(f"{counted(len(examples), 'prediction')} beside the columns of {file}: {out}")
+        return
+    if separator is None:
+        content = "".join(json_lines(rows))
+    elif table is None:
+        content = table_of(map(with_columns, rows), separator, label_separator=label_separator)
     else:
-        content = (
-            "".join(json_lines(rows))
-            if separator is None
-            else table_of(map(with_columns, rows), separator, label_separator=label_separator)
-        )
-        publish_file(out, content.encode())
-        print(f"{counted(len(examples), 'prediction')}: {out}")
+        content = beside_columns(table, rows, separator, label_separator=label_separator)
+    publish_file(out, content.encode())
+    print(f"{counted(len(examples), 'prediction')}{'' if table is None else f' beside the columns of {file}'}: {out}")
 
 
 def serve(
