@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from cramlm.data.validation import Finding, LabelledFile
     from cramlm.inference.label_errors import Suspicion
     from cramlm.records import Emit
-    from cramlm.retrieval.index import ExplainedHit, Hits
+    from cramlm.retrieval.index import Hits, Index
     from cramlm.retrieval.trec import Qrels
 
 _PER_RULE = 5  # findings shown of one rule, without --all
@@ -401,7 +401,6 @@ def search(
         cramlm search index --queries queries.tsv --top-k 100 --run out.trec --qrels qrels.txt
     """
     from cramlm.data.task import RowFormat, read_examples
-    from cramlm.retrieval.bm25.analysis import analyze
     from cramlm.retrieval.index import Index
     from cramlm.retrieval.trec import read_qrels, require_measures, run_lines
     from cramlm.storage.artifacts import publish_lines, refuse_output
@@ -423,19 +422,14 @@ def search(
     opened = replace(opened, scoring=replace(opened.scoring, **changed))
     if queries is None:
         assert query is not None
-        explained = opened.explain(query, 10 if top_k is None else top_k)
-        _show_hits(explained, as_json=as_json)
-        if not explained:
-            has_terms = bool(analyze(query, opened.bm25.analyzer))
-            unused = "this query has only stop words and punctuation, nothing to search for"
-            print("no passage shares a word with this query" if has_terms else unused, file=sys.stderr)
+        _show_hits(opened, query, top_k or 10, as_json=as_json)
         return
     if qrels is not None:
         require_measures()
     judgements = None if qrels is None else read_qrels(qrels)
     examples = read_examples(queries, RowFormat(text_column, None, id_column=id_column))
     ids = [example.id for example in examples]
-    hits = opened.search([example.text for example in examples], 100 if top_k is None else top_k, threads=threads)
+    hits = opened.search([example.text for example in examples], top_k or 100, threads=threads)
     if empty := [example for example, found in zip(examples, hits.ids, strict=True) if not found]:
         first = f"the first is {brief(empty[0].id)} ({brief(empty[0].text)})"
         print(f"no hits: {len(empty):,} of {counted(len(ids), 'query', 'queries')}, {first}", file=sys.stderr)
@@ -452,9 +446,16 @@ def search(
         sys.stdout.writelines(run_lines(hits, ids))
 
 
-def _show_hits(hits: Sequence[ExplainedHit], *, as_json: bool) -> None:
+def _show_hits(index: Index, query: str, top_k: int, *, as_json: bool) -> None:
+    """Print the hits of a query with the words that match; without a hit, the reason to stderr."""
     from cramlm.cli.console import beginning
+    from cramlm.retrieval.bm25.analysis import analyze
 
+    hits = index.explain(query, top_k)
+    if not hits:
+        has_terms = bool(analyze(query, index.bm25.analyzer))
+        unused = "this query has only stop words and punctuation, nothing to search for"
+        print("no passage shares a word with this query" if has_terms else unused, file=sys.stderr)
     for hit in hits:
         if as_json:
             print(json.dumps(hit.as_dict(), ensure_ascii=False))
