@@ -31,6 +31,7 @@ from cramlm.storage.artifacts import MANIFEST, hash_json, publish_file
 
 LINEAR_MODELS: Final = tuple(reversed(LINEAR_NAMES))
 """Names of the linear models that the scores of a run may include, in the order of a table's rows."""
+_OF_COMBINED: Final = f" {COMBINED}"  # after the name of an arm: the combination of its encoder with the linear models
 SPLITS: Final = ("test", "test_leak_free", "dev")
 
 
@@ -224,9 +225,11 @@ def read_results(cells: Sequence[Cell], *, predictions: bool = True) -> list[Cel
     for cell in cells:
         evaluation = cell.folder / "evaluation"
         scores = json.loads((evaluation / "scores.json").read_bytes())
-        add(_result(cell, scores), evaluation / "predictions-test.jsonl")
-        if COMBINED in scores["models"]:
-            add(_combined_result(cell, scores), evaluation / f"predictions-test-{COMBINED}.jsonl")
+        own = _result(cell, scores)
+        add(own, evaluation / "predictions-test.jsonl")
+        if COMBINED in scores["models"]:  # its costs are those of the run
+            combined = replace(own, arm=f"{own.arm}{_OF_COMBINED}", scores=_scores(scores["models"][COMBINED], own.kind))
+            add(combined, evaluation / f"predictions-test-{COMBINED}.jsonl")
         for name in LINEAR_MODELS:
             group = (cell.labels, cell.seed, name)
             is_new = name in scores["models"] and name not in arms and group not in seen
@@ -282,7 +285,7 @@ def pairs_of(results: Sequence[CellResult]) -> list[Pair]:
 
 def totals_of(results: Sequence[CellResult]) -> dict[str, float]:
     """Return the resources of all runs together, the cost of choosing among them. complete: 0 if those of a run are not all known."""
-    runs = [result for result in results if not result.is_baseline and not _is_combined(result.arm)]
+    runs = [result for result in results if not result.is_baseline and not result.arm.endswith(_OF_COMBINED)]
     usage = [result.usage for result in runs if result.usage is not None]
     return {
         "runs": len(runs),
@@ -315,17 +318,6 @@ def _result(cell: Cell, scores: Mapping[str, Any]) -> CellResult:
         tokens,
         kind=scores["kind"],
     )
-
-
-def _is_combined(arm: str) -> bool:
-    """Return True for the name that `_combined_result` gives."""
-    return arm.endswith(f" {COMBINED}")
-
-
-def _combined_result(cell: Cell, scores: Mapping[str, Any]) -> CellResult:
-    """Return the combination of a run's encoder with its linear models; its costs are those of the run."""
-    entry = _scores(scores["models"][COMBINED], scores["kind"])
-    return replace(_result(cell, scores), arm=f"{cell.arm.name} {COMBINED}", scores=entry)
 
 
 def _linear_result(cell: Cell, scores: Mapping[str, Any], name: str) -> CellResult:
@@ -400,7 +392,7 @@ def markdown(rows: Sequence[Row], pairs: Sequence[Pair], totals: Mapping[str, fl
             next(iter(first.values()), ""),
             rows[0].kind if rows else "classification",
             linear=any(row.is_baseline for row in rows),
-            combined=any(_is_combined(row.arm) for row in rows),
+            combined=any(row.arm.endswith(_OF_COMBINED) for row in rows),
         )
     ]
     if totals.get("runs"):
