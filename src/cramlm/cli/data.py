@@ -35,10 +35,8 @@ from cramlm.cli.options import (
     TextColumn,
     ThreadsOption,
     checked,
-    open_encoder,
     printed_or_written,
     read_stop_words,
-    resolve_corpus,
     resolve_corpus_settings,
     resolve_retriever,
     top_k_option,
@@ -46,11 +44,13 @@ from cramlm.cli.options import (
 from cramlm.errors import DataError, UsageError, brief, counted
 
 if TYPE_CHECKING:
+    from cramlm.config.retriever import DenseConfig
     from cramlm.config.run import CorpusConfig
     from cramlm.data.corpus import Corpus
     from cramlm.data.task import RowFormat
     from cramlm.data.validation import Finding, LabelledFile
     from cramlm.inference.label_errors import Suspicion
+    from cramlm.model.sentences import SentenceEncoder
     from cramlm.records import Emit
     from cramlm.retrieval.index import Hits, Index
     from cramlm.retrieval.trec import Qrels
@@ -231,13 +231,14 @@ def index(
         cramlm index articles.csv --text-column body --stemmer english -o index
     """
     from cramlm.cli.console import console_events
+    from cramlm.config.run import CorpusConfig
     from cramlm.io.executors import executor_for
     from cramlm.retrieval.bm25.analysis import Analyzer
     from cramlm.retrieval.bm25.search import Scoring
     from cramlm.retrieval.index import build_catalog
 
-    columns = {"text_column": text_column, "id_column": id_column}
-    config = resolve_corpus(corpus, **columns, on_bad_row=on_bad_row, duplicates=duplicates, passage_words=passage_words)
+    rules: Any = {"on_bad_row": on_bad_row, "duplicates": duplicates, "passage_words": passage_words}
+    config = checked(lambda: CorpusConfig(files=tuple(corpus), text_column=text_column, id_column=id_column, **rules))
     settings: Any = {"scoring": Scoring(k1, b, norm), "analyzer": Analyzer.of(read_stop_words(stop_words), stemmer, diacritics)}
     with console_events() as emit, executor_for(ray, workers) as executor:
         build_catalog(config, out, **settings, workers=workers, executor=None if ray is None else executor, emit=emit)
@@ -314,12 +315,19 @@ def select(
         retriever_config = resolve_retriever(options, set_, bm25=asdict(opened.scoring))
         distribution = Distribution(out.with_name(f"{out.name}.shares"), executor)
         used = distribution if ray is not None or holds_searches(distribution.folder) else None  # also one that was interrupted
-        context = RetrievalContext(index, seed, opened.bm25, threads, used, open_encoder)
+        context = RetrievalContext(index, seed, opened.bm25, threads, used, _open_encoder)
         chosen = select_documents(retriever_config, opened.corpus, task, out=out, context=context, emit=emit)
     show_selection(json.loads((out / "report.json").read_bytes()))
     print(f"{counted(len(chosen), 'passage')}: {out / SELECTION_FILE}")
     if jsonl is not None:
         passages(out, jsonl)
+
+
+def _open_encoder(config: DenseConfig) -> SentenceEncoder:
+    """Return the sentence encoder of dense retrieval."""
+    from cramlm.model.sentences import open_sentence_encoder  # here: imports torch, which other retrievers do not need
+
+    return open_sentence_encoder(config)
 
 
 def refuse_other_format(out: Path) -> None:

@@ -120,13 +120,6 @@ def resolve_retriever(options: Mapping[str, Any], overrides: list[str] | None, *
     return checked(lambda: RETRIEVER.validate_python(retriever))
 
 
-def resolve_corpus(files: list[str], **settings: Any) -> Any:
-    """Return the corpus config. settings: those of `CorpusConfig`."""
-    from cramlm.config.run import CorpusConfig
-
-    return checked(lambda: CorpusConfig(files=tuple(files), **settings))
-
-
 def resolve_corpus_settings(files: list[str], overrides: list[str] | None) -> Any:
     """Return the corpus config of files with every --set corpus.NAME=VALUE."""
     from cramlm.config.run import CorpusConfig, apply_overrides
@@ -206,13 +199,6 @@ def abstain_threshold(confidence: Confidence, below: float | None, at_accuracy: 
     accuracy = f", {right / texts:.1%} of these labels are right" if texts else ""
     print(f"no label below confidence {threshold:g}; on dev {texts:,} of {total:,} texts get one{accuracy}", file=sys.stderr)
     return threshold
-
-
-def open_encoder(config: Any) -> Any:
-    """Return the sentence encoder of dense retrieval. Imports torch."""
-    from cramlm.model.sentences import open_sentence_encoder
-
-    return open_sentence_encoder(config)
 
 
 # The panels of --help that options of several commands are in; an option without one is among the first ("Options").
