@@ -62,6 +62,16 @@ def test_values_of_a_setting_are_compared_and_finished_runs_are_not_repeated_aft
     assert again.rows == found.rows, "also with the usage of the runs that were moved"
 
 
+def test_the_index_is_built_before_the_first_run_also_without_diacritics(tmp_path: Path) -> None:
+    task = write_arms(tmp_path / "data")
+    grid = Grid(arms_in(tmp_path / "data", "raw"), (1,), ("all",), task, settings=("diacritics=remove", "baseline.enabled=false"))
+    seen: list[Event] = []
+    compare(grid, out=tmp_path / "out", store=tmp_path / "store", emit=seen.append)
+    begun = next(number for number, event in enumerate(seen) if event.message.startswith("run 1 of 1"))
+    built = [number < begun for number, event in enumerate(seen) if (event.stage, event.kind) == ("index", "start")]
+    assert built == [True]
+
+
 def alone_grid(folder: Path, *settings: str) -> Grid:
     """Return a grid with one labels-only run on the tiny task in `folder`."""
     return Grid(arms_in(folder, "alone"), (1,), ("all",), write_arms(folder), settings=("baseline.enabled=false", *settings))

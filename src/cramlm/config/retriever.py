@@ -172,6 +172,11 @@ def members_of(config: RetrieverConfig) -> tuple[MemberConfig | ElasticsearchCon
     return config.retrievers if isinstance(config, UnionConfig) else (config,)
 
 
+def uses_bm25(config: RetrieverConfig | None) -> bool:
+    """Return True if the retriever, or a member of a union, searches a BM25 index."""
+    return config is not None and any(isinstance(member, Bm25Config) for member in members_of(config))
+
+
 def unbounded(config: RetrieverConfig) -> tuple[str, ...]:
     """Return the kinds that would select the whole corpus: those that rank all of it, if neither they nor their union have a limit."""
     without_queries = [member for member in members_of(config) if not isinstance(member, _Queried)]

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from cramlm.config.retriever import Bm25Config, members_of
+from cramlm.config.retriever import uses_bm25
 from cramlm.config.run import load_config
 from cramlm.data.corpus import build_corpus
 from cramlm.errors import CramError, EnvironmentFault, Stopped, counted
@@ -40,6 +40,7 @@ from cramlm.io.executors import Processes
 from cramlm.io.machine import available_cores
 from cramlm.pipeline.run_folder import RECORD, read_record
 from cramlm.records import Emit, Event, silent
+from cramlm.retrieval.bm25.analysis import Analyzer
 from cramlm.retrieval.bm25.index import build_index
 from cramlm.storage.artifacts import borrowed_seconds, default_store, publish_file, refuse_other_files
 from cramlm.storage.locks import lock, lock_file
@@ -263,13 +264,9 @@ def threads_of(jobs: int) -> int | None:
 
 def _read_corpora(cells: Sequence[Cell], store: Path, emit: Emit) -> None:
     """Build the corpora and indexes of the cells, outside of the budgets of their runs."""
-    corpora = {str(cell.config.corpus): cell.config.corpus for cell in cells if cell.config.corpus is not None}
-    indexed = {
-        str(cell.config.corpus)
-        for cell in cells
-        if cell.config.retriever is not None and any(isinstance(member, Bm25Config) for member in members_of(cell.config.retriever))
-    }
-    for name, config in corpora.items():
-        corpus = build_corpus(config, store, emit=emit)
-        if name in indexed:
-            build_index(corpus, store, emit=emit)
+    configs = [cell.config for cell in cells]
+    for files in dict.fromkeys(config.corpus for config in configs if config.corpus is not None):
+        corpus = build_corpus(files, store, emit=emit)
+        searched = [config for config in configs if config.corpus == files and uses_bm25(config.retriever)]
+        for diacritics in sorted({config.diacritics for config in searched}):
+            build_index(corpus, store, analyzer=Analyzer(diacritics=diacritics), emit=emit)

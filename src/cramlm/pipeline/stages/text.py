@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cramlm.config.head import Slots
-from cramlm.config.retriever import Bm25Config, DenseConfig, ElasticsearchConfig, members_of
+from cramlm.config.retriever import DenseConfig, ElasticsearchConfig, uses_bm25
 from cramlm.config.run import RetrieverConfig, RunConfig
 from cramlm.data.corpus import Corpus, build_corpus
 from cramlm.data.task import save_task, task_fingerprint
@@ -55,9 +55,8 @@ def selection(run: RunContext, retriever: RetrieverConfig | None, corpus: Corpus
     if corpus is None or retriever is None:
         return None
     out = run.folder / "selection"
-    by_words = any(isinstance(member, Bm25Config) for member in members_of(retriever))
     analyzer = Analyzer(diacritics=run.config.diacritics)
-    index = build_index(corpus, run.store, analyzer=analyzer, emit=run.emit) if by_words else None
+    index = build_index(corpus, run.store, analyzer=analyzer, emit=run.emit) if uses_bm25(retriever) else None
 
     def open_encoder(config: DenseConfig) -> SentenceEncoder:
         from cramlm.model.sentences import open_sentence_encoder  # here: imports torch, which other retrievers do not need
