@@ -135,7 +135,6 @@ def forecast_cost(
         UsageError: if the budget is too small to train at all; it names one that is not. As `budget.plan_phases`.
     """
     limit, speed = config.limit, machine.speed
-    vector_memory = forecast_word_vectors(texts.corpus_bytes)[1]
     preparing = preparing_seconds(texts.corpus_bytes, threads_of(config))
     budget_speed, amount = (speed, None) if limit.flops is None else (machine.speed_per_flop, limit.flops)
     if limit.seconds is not None:
@@ -144,19 +143,12 @@ def forecast_cost(
     if config.retriever is not None:
         retriever = budget.plan_selection(config.retriever, amount=amount, tokens_per_unit=budget_speed.joint, passes=passes)
     external = _external_tokens(retriever, texts)
-    sizes = budget.Sizes(**{**asdict(texts.sizes), "external_tokens": external})
-    if amount is not None and limit.flops is None and machine.starved is not None:
+    sizes = replace(texts.sizes, external_tokens=external)
+    if limit.seconds is not None and machine.starved is not None:  # a busy machine is no reason to refuse
         if any(map(budget.is_open, config.phases)):
             check_least_time(config, texts.corpus_bytes)
-        amount = max(amount, budget.minimum_amount(config.phases, sizes, budget_speed))  # a busy machine is no reason to refuse
-    try:
-        phases = budget.plan_phases(config.phases, sizes=sizes, speed=budget_speed, amount=amount, rows=texts.rows)
-    except UsageError as error:
-        if amount is None:
-            raise
-        missing = budget.minimum_amount(config.phases, sizes, budget_speed) - amount
-        smaller = ", or a smaller --preset" if config.encoder.hidden > PRESETS["tiny"].hidden else ""
-        raise UsageError(f"{error}; pass --budget {_enlarged(limit, missing)} or more{smaller}") from None
+        amount = max(amount or 0.0, budget.minimum_amount(config.phases, sizes, budget_speed))
+    phases = _planned(config, sizes, budget_speed, amount, rows=texts.rows)
     seconds = tuple(budget.phase_amount(phase, sizes, speed) for phase in phases)
     each = [(phase, machine.joint if phase.text_terms else machine.finetune) for phase in phases]
     held = [step.bytes for _, step in each if step.bytes is not None]
@@ -166,7 +158,7 @@ def forecast_cost(
         tokens = external * _BYTES_PER_EXTERNAL_TOKEN + 12 * sizes.train_tokens
         step = 0 if on_gpu else max(held)
         training = round(_SCATTER * (resident + step + tokens + weights + (_TEXT_STAGES if retriever else 0)))
-        memory = max(peak or 0, training, resident + vector_memory)
+        memory = max(peak or 0, training, resident + forecast_word_vectors(texts.corpus_bytes)[1])
     return CostForecast(
         phases,
         retriever,
@@ -179,6 +171,18 @@ def forecast_cost(
         _disk_bytes(machine.parameters, sizes, texts.corpus_bytes, len(phases)),
         gpu_memory,
     )
+
+
+def _planned(config: RunConfig, sizes: budget.Sizes, speed: budget.Speed, amount: float | None, *, rows: int) -> tuple[PhaseConfig, ...]:
+    """Plan the phases as `budget.plan_phases`; the error for a budget that is too small names one that is not."""
+    try:
+        return budget.plan_phases(config.phases, sizes=sizes, speed=speed, amount=amount, rows=rows)
+    except UsageError as error:
+        if amount is None:
+            raise
+        missing = budget.minimum_amount(config.phases, sizes, speed) - amount
+        smaller = ", or a smaller --preset" if config.encoder.hidden > PRESETS["tiny"].hidden else ""
+        raise UsageError(f"{error}; pass --budget {_enlarged(config.limit, missing)} or more{smaller}") from None
 
 
 def preparing_seconds(corpus_bytes: int, threads: int) -> float:
