@@ -57,7 +57,8 @@ class HeldOut:
         order = np.argsort(windows[:count], kind="stable")  # equal windows in the order of the examples
         self._windows, self._length, self._whole = windows[order], length[order], whole[order]
         self._text, self._start = text[order], start[order]
-        # A window of n words has a run of `_anchor` words that begins at one of `_stride` successive words.
+        # Every window has a run of `_anchor` words that begins at a multiple of `_stride` in the document, so that only these runs are
+        # looked up in all of it. Longer runs are rarer in other text, longer strides (at most 8 words) take fewer look-ups.
         shortest = int(self._length.min(initial=WINDOW))
         self._anchor = max(SHORTEST, shortest - 7)
         self._stride = shortest - self._anchor + 1

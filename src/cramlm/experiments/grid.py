@@ -339,6 +339,7 @@ def _sample(examples: list[Example], count: int, seed: int, origin: str, kind: T
     sampled: list[int] = []
     for stratum in sorted(by_stratum):
         share = max(1, round(count * len(by_stratum[stratum]) / len(examples)))
+        # The whole stratum is permuted, so that a smaller sample is the beginning of a larger one.
         order = generator.permutation(by_stratum[stratum]).tolist()
         sampled += _new_labels_first(order, examples, kind)[:share]
     return sorted(sampled)

@@ -66,6 +66,7 @@ def read_jsonl(lines: Lines, columns: Sequence[Column], counts: RowCounts, *, li
             values = []
             for name, any_string, column in requested:
                 value = record.get(name)
+                # The type itself: a number is an instance of str, too (`_Number`).
                 if not (any_string and type(value) is str):
                     value = _spelled(value, column, record, number, counts)
                 values.append(value)

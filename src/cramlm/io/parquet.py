@@ -73,6 +73,7 @@ class ParquetFile:
                         )
                         if isinstance(row, str):
                             counts.refuse(first + index + 1, row)
+                        # A character has at most four bytes, so that only texts near the limit are encoded.
                         elif any(value is not None and len(value) * 4 > limit and len(value.encode()) > limit for value in row.values):
                             counts.refuse(row.line, f"the row is longer than {limit:,} bytes (max_record_bytes)")
                         else:
@@ -80,7 +81,7 @@ class ParquetFile:
                             yield row
                     self.raw_bytes = self.stamp.bytes * counts.rows_read // total
         except (pa.ArrowException, OSError, _DamagedError) as error:
-            check_unchanged(self.stamp)
+            check_unchanged(self.stamp)  # a file that is being written is not damaged
             raise_if_refused(error, path)
             what = " ".join(str(error).split())[:120]
             raise DataError(f"{path}: damaged, row {counts.rows_read + 1} cannot be read ({what}); copy or write it again") from error

@@ -212,6 +212,7 @@ def expand_files(patterns: Iterable[str]) -> list[Path]:
         else:
             stamp_file(path)
             files.add(path)
+    # Of several names of a file the first is kept.
     unique = {os.path.realpath(path): path for path in sorted(files, reverse=True)}
     return sorted(unique.values())
 

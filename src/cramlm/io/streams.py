@@ -142,7 +142,7 @@ class ByteStream:
                     data = data if is_first else data.lstrip(b"\0")  # zero padding after a member is valid
                     if not data:
                         break
-                    member, is_first = zlib.decompressobj(wbits=31), False
+                    member, is_first = zlib.decompressobj(wbits=31), False  # 31: the largest window, with the header of gzip
                 try:
                     yield member.decompress(data, _BLOCK)
                 except zlib.error as error:

@@ -98,7 +98,7 @@ def run(
         if not overwrite:
             refuse_other_task(folder, config, task)
         with _traceback_to(folder / "error.log"), trackers.follow(track, folder, config, emit) as tracked:
-            recorder = Recorder.begin(folder, config)
+            recorder = Recorder.begin(folder, config)  # before the log, whose lines of earlier calls it counts
             log.begin(folder)
             emit = _interruptible(log.around(tracked), stop)
             emit(Event("note", "machine", describe_machine()))
@@ -151,7 +151,7 @@ def _run_stages(run: RunContext) -> tuple[RunConfig, Artifact]:
 
         refuse_small_budget(run)
     scored = config.baseline.enabled
-    with threadpool_limits(limits=run.threads, user_api="blas"):
+    with threadpool_limits(limits=run.threads, user_api="blas"):  # the bits of a product depend on the number of threads
         baseline = linear.fit_baseline(run) if scored or "tfidf" in config.teaching else None
         if config.model != "encoder":
             return config, _run_linear(run, baseline)

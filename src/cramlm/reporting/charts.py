@@ -146,6 +146,7 @@ class Plot:
         return ElementTree.tostring(svg, encoding="unicode") + "\n"
 
     def _svg(self, title: str, description: str) -> ElementTree.Element:
+        # Unique in a page, and the same whenever the page is written.
         identity = f"chart-{zlib.crc32(f'{title}{description}{len(self._parts)}'.encode('utf-8', 'replace')):08x}"
         box, labels = f"0 0 {self.width:g} {self.height:.0f}", f"{identity}-t {identity}-d"
         svg = ElementTree.Element("svg", {"role": "img", "viewBox": box, "aria-labelledby": labels})

@@ -38,7 +38,7 @@ def lock(target: Path) -> Iterator[None]:
     path = lock_file(target)
     with environment_faults(target):
         make_folder(target.parent)
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)  # not truncated: it may hold the name of the process that has the lock
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
