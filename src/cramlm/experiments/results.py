@@ -250,12 +250,9 @@ def rows_of(results: Sequence[CellResult]) -> list[Row]:
         groups.setdefault(result.labels, {}).setdefault(result.arm, []).append(result)
     rows = []
     for by_arm in groups.values():
-        rows += [_row(by_arm[arm]) for arm in sorted(by_arm, key=lambda arm: _rank(by_arm[arm][0]))]
+        arms = [arm for arm, (first, *_) in by_arm.items() if not first.is_baseline]
+        rows += [_row(by_arm[arm]) for arm in (*arms, *(name for name in LINEAR_MODELS if name in by_arm and name not in arms))]
     return rows
-
-
-def _rank(result: CellResult) -> int:
-    return 1 + LINEAR_MODELS.index(result.arm) if result.is_baseline and result.arm in LINEAR_MODELS else int(result.is_baseline)
 
 
 def pairs_of(results: Sequence[CellResult]) -> list[Pair]:
