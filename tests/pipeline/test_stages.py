@@ -53,7 +53,7 @@ def test_a_run_warns_of_a_test_text_that_is_in_dev(tmp_path: Path) -> None:
 def test_each_piece_of_a_passage_has_its_weight_and_equal_weights_are_none(tmp_path: Path, tokenizer: Tokenizer) -> None:
     for name, weights in (("unequal", [1.5, 0.5]), ("equal", [1.0, 1.0])):
         chosen = publish_selection(tmp_path / name, ["kinase " * 40, "river bank"], weights)
-        pool = external_pool(tokenizer, chosen.encoded(tokenizer.encode(chosen.texts()), None), length=16)
+        pool = external_pool(tokenizer.cut(tokenizer.encode(chosen.texts()), max_length=16, cut="split"), chosen)
         assert len(pool) > 2
         assert pool.weights is None if name == "equal" else pool.weights.tolist() == [1.5] * (len(pool) - 1) + [0.5]
 

@@ -167,12 +167,17 @@ class _Training:
         if not phase.external or selection is None:
             return None
         prompt, length = self.text.prompt if phase.distil("external") else None, external_length(phase)
-        if prompt is not None and phase.name in self.encoder_labels:
-            soft_of_passages = self._soft_labels(phase, "external", PASSAGES_FILE)
-            return external_pool(tokenizer, selection, prompt=prompt, soft_of_passages=soft_of_passages, length=length)
-        soft = self._soft_labels(phase, "external", pieces_file(piece_length(phase, tokenizer, prompt)))
-        pieces = read_pieces(self.teacher.path, length) if soft is not None and self.teacher is not None else None
-        return external_pool(tokenizer, selection, soft, prompt, length=length, pieces=pieces)
+        of_passages = prompt is not None and phase.name in self.encoder_labels
+        file = PASSAGES_FILE if of_passages else pieces_file(piece_length(phase, tokenizer, prompt))
+        soft = self._soft_labels(phase, "external", file)
+        changed = None if soft is None or self.teacher is None or of_passages else read_pieces(self.teacher.path, length)
+        if changed is not None:
+            return external_pool(changed, selection, soft)
+        if prompt is None:
+            tokens = tokenizer.cut(selection.ids, max_length=length, cut="split")
+        else:
+            tokens = read_passages(prompt, tokenizer, selection.ids, max_length=length)
+        return external_pool(tokens, selection, soft[tokens.source] if soft is not None and of_passages else soft)
 
     def _soft_labels(self, phase: PhaseConfig, on: Origin, file: str) -> FloatArray | None:
         term = phase.distil(on)
@@ -364,29 +369,9 @@ def task_pool(tokenizer: Tokenizer, task: Task, soft: FloatArray | None, prompt:
     return TokenPool(tokens.ids, tokens.offsets, labels[tokens.source], soft_labels=soft_labels, targets=used_targets)
 
 
-def external_pool(
-    tokenizer: Tokenizer,
-    selection: SelectedPassages,
-    soft: FloatArray | None = None,
-    prompt: Prompt | None = None,
-    *,
-    soft_of_passages: FloatArray | None = None,
-    pieces: Tokens | None = None,
-    length: int,
-) -> TokenPool:
-    """Selected passages as sequences of at most `length` tokens with the weight of their passage, one per pattern of a prompt. Long
-    passages are split.
-
-    soft: soft labels (sequences, labels); or soft_of_passages: (passages, labels). pieces: the sequences, if the teacher has changed them.
-    """
-    if pieces is not None:
-        tokens = pieces
-    elif prompt is None:
-        tokens = tokenizer.cut(selection.ids, max_length=length, cut="split")
-    else:
-        tokens = read_passages(prompt, tokenizer, selection.ids, max_length=length)
-    soft = soft if soft_of_passages is None else soft_of_passages[tokens.source]
-    assert soft is None or len(soft) == len(tokens), "one soft label per piece"
+def external_pool(tokens: Tokens, selection: SelectedPassages, soft: FloatArray | None = None) -> TokenPool:
+    """Sequences of selected passages, each with the weight of its passage. soft: soft labels (sequences, labels)."""
+    assert soft is None or len(soft) == len(tokens), "one soft label per sequence"
     weights = selection.weights()
     weights = None if weights is None else weights[tokens.source]
     return TokenPool(tokens.ids, tokens.offsets, np.full(len(tokens), -1, dtype=np.int64), weights, soft)
