@@ -65,20 +65,7 @@ class ParquetFile:
                     batch_rows = _batch_rows(path, handle, file.metadata, names, size=self.stamp.bytes)
                     batches = file.iter_batches(batch_size=batch_rows, columns=names)
                 for batch in batches:
-                    first = counts.rows_read
-                    lists: dict[str, list[Any]] = {name: _values(batch.column(name)) for name in names}
-                    for index in range(batch.num_rows):
-                        row = _row(
-                            first + index + 1, [lists[column.name][index] if column.name in lists else None for column in columns], columns
-                        )
-                        if isinstance(row, str):
-                            counts.refuse(first + index + 1, row)
-                        # A character has at most four bytes, so that only texts near the limit are encoded.
-                        elif any(value is not None and len(value) * 4 > limit and len(value.encode()) > limit for value in row.values):
-                            counts.refuse(row.line, f"the row is longer than {limit:,} bytes (max_record_bytes)")
-                        else:
-                            counts.rows_read += 1
-                            yield row
+                    yield from _rows_of(batch, names, columns, counts, limit=limit)
                     self.raw_bytes = self.stamp.bytes * counts.rows_read // total
         except (pa.ArrowException, OSError, _DamagedError) as error:
             check_unchanged(self.stamp)  # a file that is being written is not damaged
@@ -86,6 +73,23 @@ class ParquetFile:
             what = " ".join(str(error).split())[:120]
             raise DataError(f"{path}: damaged, row {counts.rows_read + 1} cannot be read ({what}); copy or write it again") from error
         check_unchanged(self.stamp)
+
+
+def _rows_of(batch: Any, names: Sequence[str], columns: Sequence[Column], counts: RowCounts, *, limit: int) -> Iterator[Row]:
+    """Yield the rows of a batch; count and refuse bad ones. names: of the columns that the file has."""
+    lists = {name: _values(batch.column(name)) for name in names}
+    missing = [None] * batch.num_rows
+    raw_rows = zip(*(lists.get(column.name, missing) for column in columns), strict=True)
+    for line, raw in enumerate(raw_rows, start=counts.rows_read + 1):
+        row = _row(line, raw, columns)
+        if isinstance(row, str):
+            counts.refuse(line, row)
+        # A character has at most four bytes, so that only texts near the limit are encoded.
+        elif any(value is not None and len(value) * 4 > limit and len(value.encode()) > limit for value in row.values):
+            counts.refuse(line, f"the row is longer than {limit:,} bytes (max_record_bytes)")
+        else:
+            counts.rows_read += 1
+            yield row
 
 
 @contextlib.contextmanager
@@ -192,7 +196,7 @@ def _shortened(value: Any, kind: Callable[[float], object]) -> Any:
     return None if value is None else float(str(kind(value)))
 
 
-def _row(line: int, raw: list[Any], columns: Sequence[Column]) -> Row | str:
+def _row(line: int, raw: Sequence[Any], columns: Sequence[Column]) -> Row | str:
     """Return the row, or the reason to reject it."""
     values: list[str | None] = []
     for value, column in zip(raw, columns, strict=True):
