@@ -446,7 +446,7 @@ def find_files(url: str) -> list[RemoteFile]:
         raise UsageError(f"{bare}: a web server does not list files; pass the URL of each file")
     with remote_faults(bare):
         system, path = open_system(bare)
-        names = system.glob(path) if not bare.endswith("/") else system.find(path)
+        names = system.find(path) if bare.endswith("/") else system.glob(path)
     urls = [system.unstrip_protocol(name) for name in names if is_data_file(PurePosixPath(name))]
     if not urls:
         raise UsageError(f"{bare}: no data file there; {_NAMES}")
@@ -594,7 +594,7 @@ def _blob(sibling: Any) -> str:
 
 def _listed(requested: HubSplit, info: Any) -> list[str]:
     """Return the files of the split by the card's `configs`, or by the names of files and folders."""
-    configs = ((info.card_data or {}).get("configs") or []) if info.card_data is not None else []
+    configs = (info.card_data or {}).get("configs") or []
     configs = [config for config in configs if isinstance(config, dict) and config.get("data_files")]
     if configs:
         return _of_card(requested, _choose_config(requested, configs), _data_files(info))

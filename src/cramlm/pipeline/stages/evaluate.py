@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +36,7 @@ from cramlm.storage.artifacts import Artifact, hash_json, write_json
 if TYPE_CHECKING:
     from cramlm.pipeline.stages.train import Trained
 
+_Value = TypeVar("_Value")
 Outputs: TypeAlias = Mapping[str, FloatArray]
 """Of a model: split -> probabilities (n, labels), or numbers (n, 1)."""
 _COLUMNS = {"text_column", "label_column", "text_pair_column", "label_separator"}
@@ -136,16 +137,18 @@ def _dev_candidates(run: RunContext, plan: RunPlan, trained: Trained, tokenizer:
 def evaluate_linear(run: RunContext, linear_models: Mapping[str, Artifact], final: Mapping[str, Artifact]) -> Artifact:
     """Score the linear models (cheapest first; the last is the run's own) on dev and once on test, and write the verdict."""
 
+    def named(values: Mapping[str, _Value]) -> dict[str, _Value]:
+        """Return values with the name of the run for its own model, by which the verdict names it."""
+        return {run.config.name if name == run.config.model else name: value for name, value in values.items()}
+
     def write(target: Path) -> None:
         run.emit(Event("start", "evaluation"))
         outputs = outputs_of_linear_models(run.task, linear_models, final)
         scores = score_linear_models(run.task, final, outputs, target, own=run.config.model)
-        named = {name: run.config.name if name == run.config.model else name for name in linear_models}
-        candidates = {named[name]: read_array(artifact.path / DEV_PREDICTIONS) for name, artifact in linear_models.items()}
+        candidates = {name: read_array(artifact.path / DEV_PREDICTIONS) for name, artifact in linear_models.items()}
         save_confidence(run.task, outputs, target)
-        known = {named[name]: each for name, each in read_held_out(linear_models).items()}
-        out_of_fold = _out_of_fold(run, {named[name]: splits for name, splits in outputs.items()}, known)
-        _conclude(run, target, {named[name]: entry for name, entry in scores.items()}, candidates, (), out_of_fold)
+        out_of_fold = _out_of_fold(run, named(outputs), named(read_held_out(linear_models)))
+        _conclude(run, target, named(scores), named(candidates), (), out_of_fold)
 
     return run.build(Stage("evaluation", 6, _settings(run.config), _inputs(run.task, linear_models, final), write))
 
