@@ -133,7 +133,7 @@ def save_selection(
 
     schema = _schema(union=len(retrievers) > 1)
     numbers = Selection(kept.position, kept.rank, kept.query, kept.score, weight)
-    names = string_column((corpus.sources[number] for number in sources), kind=pa.string())
+    names = string_column(corpus.sources[number] for number in sources)
     index = np.empty(len(corpus.sources), np.int32)
     index[list(sources)] = np.arange(len(sources), dtype=np.int32)
 
@@ -147,7 +147,7 @@ def save_selection(
             columns["text"] = _text_column(corpus, *corpus.gather(positions))
             if len(retrievers) > 1:
                 retriever_of = number_column(kept.member[chosen].astype(np.int32))
-                columns["retriever"] = pa.DictionaryArray.from_arrays(retriever_of, string_column(retrievers, kind=pa.string()))
+                columns["retriever"] = pa.DictionaryArray.from_arrays(retriever_of, string_column(retrievers))
             corpus.release()
             yield pa.record_batch([columns[name] for name in schema.names], schema=schema)
 

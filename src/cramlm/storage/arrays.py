@@ -234,13 +234,13 @@ def number_column(values: npt.NDArray[Any]) -> Any:
     return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(np.ascontiguousarray(values))])
 
 
-def string_column(texts: Iterable[str], *, kind: Any) -> Any:
-    """Return an Arrow array of strings. kind: `pyarrow.string()` or `pyarrow.large_string()`."""
+def string_column(texts: Iterable[str]) -> Any:
+    """Return an Arrow array of strings, less than 2 GB in all. `pyarrow.array` imports pandas as in `number_column`."""
     import pyarrow as pa
 
     encoded = [text.encode() for text in texts]
-    offsets = np.cumsum([0, *map(len, encoded)], dtype=np.int64 if kind == pa.large_string() else np.int32)
-    return pa.Array.from_buffers(kind, len(encoded), [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded))])
+    offsets = np.cumsum([0, *map(len, encoded)], dtype=np.int32)
+    return pa.Array.from_buffers(pa.string(), len(encoded), [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded))])
 
 
 def column_numbers(column: Any) -> npt.NDArray[Any]:
