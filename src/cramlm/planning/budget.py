@@ -103,8 +103,8 @@ def finetune_passes(examples: int) -> float:
 def plan_phases(phases: Sequence[PhaseConfig], *, sizes: Sizes, speed: Speed, amount: float | None, rows: int) -> tuple[PhaseConfig, ...]:
     """Set steps, row length, dropout and evaluation interval of every phase that leaves them open.
 
-    Phases without the vocabulary head get at most their share of the budget (`_share_beside_text`) if there are phases with it, which share
-    the rest; those on labelled texts alone get `finetune_passes` within it. amount: what training may still take, dev evaluations included;
+    Phases without the vocabulary head get at most `_Costs.share_beside_text` of the budget if there are phases with it, which share the
+    rest; those on labelled texts alone get `finetune_passes` within it. amount: what training may still take, dev evaluations included;
     None = no budget, in which case open steps must come from passes.
 
     Raises:
@@ -114,27 +114,26 @@ def plan_phases(phases: Sequence[PhaseConfig], *, sizes: Sizes, speed: Speed, am
     boundless = [phase.name for phase in phases if is_open(phase) and (phase.text_terms or phase.external) and phase.max_passes is None]
     if boundless and amount is None:
         raise UsageError(f"phase {boundless[0]!r} has no steps and there is no budget; pass --budget 20m or --set phases[0].steps=N")
-    planned = []
-    for phase, steps in zip(phases, _planned_steps(phases, sizes, speed, amount), strict=True):
-        every = phase.evaluate_every or max(1, -(-steps // max(1, _evaluations(phase, steps, sizes, speed))))
+    planned, costs = [], _Costs(sizes, speed)
+    for phase, steps in zip(phases, _planned_steps(phases, costs, amount), strict=True):
+        every = phase.evaluate_every or max(1, -(-steps // max(1, costs.evaluations(phase, steps))))
         dropout = DROPOUT if _passes_over_labels(phase, steps, sizes) > DROPOUT_ABOVE_PASSES else 0.0
         dropout = dropout if phase.dropout is None else phase.dropout
         planned.append(phase.model_copy(update={"steps": steps, "evaluate_every": every, "dropout": dropout}))
     return tuple(planned)
 
 
-def _planned_steps(phases: Sequence[PhaseConfig], sizes: Sizes, speed: Speed, amount: float | None) -> list[int]:
+def _planned_steps(phases: Sequence[PhaseConfig], costs: _Costs, amount: float | None) -> list[int]:
     """The steps of each phase. Fixed phases come first, then those on labels, then those with the vocabulary head share the rest.
 
     Raises:
         UsageError: if an open phase gets fewer than `MIN_STEPS`.
     """
+    sizes = costs.sizes
     fixed = {phase.name: _fixed_steps(phase, sizes) for phase in phases if not is_open(phase)}
     label_phases = [phase for phase in phases if is_open(phase) and not phase.text_terms]
     text_phases = [phase for phase in phases if is_open(phase) and phase.text_terms]
-    left = (
-        None if amount is None else amount - sum(_cost(phase, fixed[phase.name], sizes, speed) for phase in phases if phase.name in fixed)
-    )
+    left = None if amount is None else amount - sum(costs.of(phase, fixed[phase.name]) for phase in phases if phase.name in fixed)
     planned: dict[str, int] = {}
     for phase in label_phases:
         most = _most_steps(phase, sizes)
@@ -144,13 +143,13 @@ def _planned_steps(phases: Sequence[PhaseConfig], sizes: Sizes, speed: Speed, am
         if left is not None:
             allowed = left / len(label_phases)
             if text_phases:
-                allowed = _share_beside_text(phase, allowed, sizes, speed)
-            bounds.append(_affordable_steps(phase, allowed, sizes, speed))
+                allowed = costs.share_beside_text(phase, allowed)
+            bounds.append(costs.affordable_steps(phase, allowed))
         planned[phase.name] = min(bound for bound in bounds if bound is not None)
     if left is not None:
-        left -= sum(_cost(phase, planned[phase.name], sizes, speed) for phase in label_phases)
+        left -= sum(costs.of(phase, planned[phase.name]) for phase in label_phases)
     for phase in text_phases:
-        bounds = [_most_steps(phase, sizes), None if left is None else _affordable_steps(phase, left / len(text_phases), sizes, speed)]
+        bounds = [_most_steps(phase, sizes), None if left is None else costs.affordable_steps(phase, left / len(text_phases))]
         planned[phase.name] = min(bound for bound in bounds if bound is not None)
     for name, steps in planned.items():
         if steps < MIN_STEPS:
@@ -165,14 +164,14 @@ def is_open(phase: PhaseConfig) -> bool:
 
 def minimum_amount(phases: Sequence[PhaseConfig], sizes: Sizes, speed: Speed) -> float:
     """The smallest amount, to 1 %, with which `plan_phases` succeeds: fixed phases complete, open ones with `MIN_STEPS`."""
-    steps = [MIN_STEPS if is_open(phase) else _fixed_steps(phase, sizes) for phase in phases]
-    fixed = sum(_cost(phase, count, sizes, speed) for phase, count in zip(phases, steps, strict=True) if not is_open(phase))
+    costs = _Costs(sizes, speed)
+    fixed = sum(costs.of(phase, _fixed_steps(phase, sizes)) for phase in phases if not is_open(phase))
     label_phases = [phase for phase in phases if is_open(phase) and not phase.text_terms]
     text_phases = [phase for phase in phases if is_open(phase) and phase.text_terms]
     share = FINETUNE_SHARE if text_phases else 1.0  # its least, and 1 - its most for the text
     slack = 1.0 + 1e-6  # against rounding
-    for_labels = max((slack * _minimum_cost(phase, sizes, speed) * len(label_phases) / share for phase in label_phases), default=0.0)
-    for_text = sum(_minimum_cost(phase, sizes, speed) for phase in text_phases)
+    for_labels = max((slack * costs.minimum(phase) * len(label_phases) / share for phase in label_phases), default=0.0)
+    for_text = sum(costs.minimum(phase) for phase in text_phases)
     too_little, enough = fixed, fixed + slack * max(for_labels, for_text / (1 - MAX_FINETUNE_SHARE if label_phases else 1.0))
 
     def suffices(amount: float) -> bool:
@@ -196,7 +195,7 @@ def minimum_amount(phases: Sequence[PhaseConfig], sizes: Sizes, speed: Speed) ->
 def phase_amount(phase: PhaseConfig, sizes: Sizes, speed: Speed) -> float:
     """Return the part of the budget that a planned phase takes, evaluations on dev included."""
     assert phase.steps is not None, "phase_amount comes after plan_phases"
-    return _cost(phase, phase.steps, sizes, speed)
+    return _Costs(sizes, speed).of(phase, phase.steps)
 
 
 def phase_tokens(phase: PhaseConfig, sizes: Sizes) -> float:
@@ -227,47 +226,53 @@ def passes(phase: PhaseConfig, sizes: Sizes) -> dict[str, float]:
     return over | ({"selection": tokens * (1 - share) / max(sizes.external_tokens, 1)} if phase.external else {})
 
 
-def _cost(phase: PhaseConfig, steps: int, sizes: Sizes, speed: Speed) -> float:
-    """Cost of the updates and of the dev evaluations."""
-    return steps * _amount_per_step(phase, sizes, speed) + _evaluations(phase, steps, sizes, speed) * _evaluation_cost(sizes, speed)
+@dataclass(frozen=True, slots=True)
+class _Costs:
+    """What phases cost on data of these sizes at this speed, in units of the budget."""
 
+    sizes: Sizes
+    speed: Speed
 
-def _share_beside_text(phase: PhaseConfig, amount: float, sizes: Sizes, speed: Speed) -> float:
-    """Return the most that a phase without the vocabulary head may take of `amount` if there are phases with it."""
-    if phase.external:
-        return FINETUNE_SHARE * amount
-    few = _cost(phase, _steps_for_passes(phase, sizes, FEW_PASSES), sizes, speed)
-    return min(max(few, FINETUNE_SHARE * amount), MAX_FINETUNE_SHARE * amount)
+    def of(self, phase: PhaseConfig, steps: int) -> float:
+        """Cost of the updates and of the dev evaluations."""
+        return steps * self.of_step(phase) + self.evaluations(phase, steps) * self.of_evaluation
 
+    def of_step(self, phase: PhaseConfig) -> float:
+        return _tokens_per_step(phase, self.sizes) / (self.speed.joint if phase.text_terms else self.speed.finetune)
 
-def _minimum_cost(phase: PhaseConfig, sizes: Sizes, speed: Speed) -> float:
-    """Return the most that `MIN_STEPS` steps can take, with the largest number of evaluations."""
-    steps, evaluation = (MIN_STEPS + 1) * _amount_per_step(phase, sizes, speed), _evaluation_cost(sizes, speed)
-    if phase.evaluate_every is not None:
-        return steps + _evaluations(phase, MIN_STEPS + 1, sizes, speed) * evaluation
-    return steps + max(EVALUATION_SHARE * steps, evaluation)
+    @property
+    def of_evaluation(self) -> float:
+        return self.sizes.dev_tokens / (self.speed.finetune * EVALUATION_SPEEDUP)
 
+    def share_beside_text(self, phase: PhaseConfig, amount: float) -> float:
+        """Return the most that a phase without the vocabulary head may take of `amount` if there are phases with it."""
+        if phase.external:
+            return FINETUNE_SHARE * amount
+        few = self.of(phase, _steps_for_passes(phase, self.sizes, FEW_PASSES))
+        return min(max(few, FINETUNE_SHARE * amount), MAX_FINETUNE_SHARE * amount)
 
-def _affordable_steps(phase: PhaseConfig, amount: float, sizes: Sizes, speed: Speed) -> int:
-    """The largest number of steps whose cost, which rises with them, is within `amount`; 0 if there is none."""
-    most = int(min(max(0.0, amount / _amount_per_step(phase, sizes, speed)), _MOST_STEPS))
-    return bisect_right(range(1, most + 1), amount, key=lambda steps: _cost(phase, steps, sizes, speed))
+    def minimum(self, phase: PhaseConfig) -> float:
+        """Return the most that `MIN_STEPS` steps can take, with the largest number of evaluations."""
+        steps = (MIN_STEPS + 1) * self.of_step(phase)
+        if phase.evaluate_every is not None:
+            return steps + self.evaluations(phase, MIN_STEPS + 1) * self.of_evaluation
+        return steps + max(EVALUATION_SHARE * steps, self.of_evaluation)
 
+    def affordable_steps(self, phase: PhaseConfig, amount: float) -> int:
+        """Return the largest number of steps whose cost, which rises with them, is within `amount`; 0 if there is none."""
+        most = int(min(max(0.0, amount / self.of_step(phase)), _MOST_STEPS))
+        return bisect_right(range(1, most + 1), amount, key=lambda steps: self.of(phase, steps))
 
-def _evaluations(phase: PhaseConfig, steps: int, sizes: Sizes, speed: Speed) -> int:
-    """Number of dev evaluations: what `EVALUATION_SHARE` pays for, at least one; one, at the end, if the last weights are kept."""
-    if not phase.learns_labels or steps <= 0:
-        return 0
-    if phase.evaluate_every is not None:
-        return -(-steps // phase.evaluate_every)
-    if phase.keep == "last":
-        return 1
-    affordable = EVALUATION_SHARE * steps * _amount_per_step(phase, sizes, speed) / max(_evaluation_cost(sizes, speed), 1e-30)
-    return int(np.clip(affordable, 1, MAX_EVALUATIONS))
-
-
-def _evaluation_cost(sizes: Sizes, speed: Speed) -> float:
-    return sizes.dev_tokens / (speed.finetune * EVALUATION_SPEEDUP)
+    def evaluations(self, phase: PhaseConfig, steps: int) -> int:
+        """Number of dev evaluations: what `EVALUATION_SHARE` pays for, at least one; one, at the end, if the last weights are kept."""
+        if not phase.learns_labels or steps <= 0:
+            return 0
+        if phase.evaluate_every is not None:
+            return -(-steps // phase.evaluate_every)
+        if phase.keep == "last":
+            return 1
+        affordable = EVALUATION_SHARE * steps * self.of_step(phase) / max(self.of_evaluation, 1e-30)
+        return int(np.clip(affordable, 1, MAX_EVALUATIONS))
 
 
 def _passes_over_labels(phase: PhaseConfig, steps: int, sizes: Sizes) -> float:
@@ -287,10 +292,6 @@ def _most_steps(phase: PhaseConfig, sizes: Sizes) -> int | None:
 
 def _tokens_per_step(phase: PhaseConfig, sizes: Sizes) -> float:
     return float(phase.batch_size) if phase.batch_unit == "tokens" else phase.batch_size * sizes.train_tokens / max(sizes.train_examples, 1)
-
-
-def _amount_per_step(phase: PhaseConfig, sizes: Sizes, speed: Speed) -> float:
-    return _tokens_per_step(phase, sizes) / (speed.joint if phase.text_terms else speed.finetune)
 
 
 def _steps_for_passes(phase: PhaseConfig, sizes: Sizes, passes: float) -> int:

@@ -135,7 +135,7 @@ def forecast_cost(
         UsageError: if the budget is too small to train at all; it names one that is not. As `budget.plan_phases`.
     """
     limit, speed = config.limit, machine.speed
-    preparing = preparing_seconds(texts.corpus_bytes, threads_of(config))
+    preparing = preparing_seconds(config, texts.corpus_bytes)
     budget_speed, amount = (speed, None) if limit.flops is None else (machine.speed_per_flop, limit.flops)
     if limit.seconds is not None:
         amount = limit.seconds - elapsed - preparing - finishing_seconds(texts.sizes, speed)
@@ -185,14 +185,14 @@ def _planned(config: RunConfig, sizes: budget.Sizes, speed: budget.Speed, amount
         raise UsageError(f"{error}; pass --budget {_enlarged(config.limit, missing)} or more{smaller}") from None
 
 
-def preparing_seconds(corpus_bytes: int, threads: int) -> float:
+def preparing_seconds(config: RunConfig, corpus_bytes: int) -> float:
     """Seconds before training: reading, indexing and searching raw text, and counting its word vectors."""
-    return corpus_bytes * _SECONDS_PER_BYTE + forecast_word_vectors(corpus_bytes, threads)[0]
+    return corpus_bytes * _SECONDS_PER_BYTE + forecast_word_vectors(corpus_bytes, threads_of(config))[0]
 
 
 def check_least_time(config: RunConfig, corpus_bytes: int) -> None:
     """Raise UsageError if a budget of time is too short to read the raw text and to export, without any training."""
-    least, seconds = preparing_seconds(corpus_bytes, threads_of(config)) + _LOADING, config.limit.seconds
+    least, seconds = preparing_seconds(config, corpus_bytes) + _LOADING, config.limit.seconds
     if seconds is not None and least >= seconds:
         what = f"reading and counting {size(corpus_bytes)} of raw text and the export take" if corpus_bytes else "the export takes"
         raise UsageError(f"the budget leaves no time to train: {what} about {least:.0f} s; pass a larger --budget")
