@@ -6,6 +6,7 @@ import re
 import subprocess
 import tracemalloc
 from collections.abc import Callable, Generator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
@@ -201,7 +202,7 @@ def test_an_invalid_json_line_is_reported_and_can_be_skipped(make: MakeFile, lin
     assert (reader.rows_read, reader.rows_used, len(reader.rejected)) == (3, 2, 1)
     assert reader.rejected[0].line == 3
     assert events[0].kind == "warning"
-    assert events[0].data["rejected"] == [reader.rejected[0].as_dict()]
+    assert events[0].data["rejected"] == [asdict(reader.rejected[0])]
 
 
 def test_a_last_line_without_newline_is_read_if_it_is_complete(make: MakeFile) -> None:

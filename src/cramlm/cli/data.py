@@ -133,8 +133,7 @@ def check(
     statistics = [describe(file) for file in (train, *held_out)]
     problems = sum(finding.severity == "problem" for finding in findings)
     if as_json:
-        rows = [{"location": each.location, "severity": each.severity, "rule": each.rule, "message": each.message} for each in findings]
-        result: dict[str, Any] = {"files": statistics, "problems": problems, "findings": rows}
+        result: dict[str, Any] = {"files": statistics, "problems": problems, "findings": [asdict(finding) for finding in findings]}
         if model is not None:
             result["suspicious_labels"] = [row.as_dict() for row in suspicious]
         print(json.dumps(result, ensure_ascii=False))

@@ -37,6 +37,7 @@ from cramlm.data.parts import KIND as PART
 from cramlm.data.parts import (
     NAMELESS,
     PART_BYTES,
+    PLANS,
     PROGRESS_SECONDS,
     REBUILD,
     STAGE,
@@ -313,7 +314,7 @@ def _read_parts(plans: Sequence[PartPlan], store: Path, executor: Executor, emit
     what = counted(files, "file") if files == all_files else f"{files:,} of {all_files:,} files, the others are read already"
     data = {"parts": len(plans), "parts_read_already": len(plans) - len(missing)}
     emit(Event("start", KIND, f"reading {what}", total=total / 1e6, unit="MB", data=data))
-    tasks = [{"plan": plan.as_dict(), "store": str(store)} for plan in missing]
+    tasks = [{"plan": PLANS.dump_python(plan, mode="json"), "store": str(store)} for plan in missing]
     progress = _TotalProgress(total / 1e6, emit)
     for plan, done in zip(missing, executor.map(_READ, tasks, on_event=progress), strict=True):
         if not done:  # another process is reading this part

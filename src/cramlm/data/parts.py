@@ -39,10 +39,11 @@ from typing import Any, BinaryIO, Final
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import TypeAdapter
 
 from cramlm.config.run import OPTIONAL_ID, CorpusConfig
 from cramlm.errors import ArtifactError, LockedError
-from cramlm.io.paths import FileStamp, RemoteFile, stamp_inputs
+from cramlm.io.paths import FileStamp, stamp_inputs
 from cramlm.io.readers import Reader
 from cramlm.io.rows import Column, Rejected, Row
 from cramlm.records import Emit, Event, Int32Array, IntArray, silent
@@ -107,17 +108,9 @@ class PartPlan:
         """Return the folder of the part in a store."""
         return store / "parts" / self.name
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain JSON, from which `from_dict` makes the plan again."""
-        return {"config": self.config.model_dump(mode="json"), "files": [_plain(stamp) for stamp in self.stamps]}
 
-    @staticmethod
-    def from_dict(data: dict[str, Any]) -> PartPlan:
-        stamps = tuple(
-            FileStamp(Path(path), size, mtime_ns) if isinstance(path, str) else FileStamp.of_remote(RemoteFile(**path))
-            for path, size, mtime_ns in data["files"]
-        )
-        return PartPlan(CorpusConfig.model_validate(data["config"]), stamps)
+PLANS: Final = TypeAdapter(PartPlan)
+"""Turns a plan into plain JSON and back, for another process."""
 
 
 def plan_parts(config: CorpusConfig, *, part_bytes: int = PART_BYTES) -> list[PartPlan]:
@@ -145,9 +138,9 @@ def read_part(plan: PartPlan, store: Path, *, emit: Emit = silent) -> Path:
 
 
 def read_part_job(task: dict[str, Any], emit: Emit) -> bool:
-    """Run `read_part` on plain JSON: {"plan": PartPlan.as_dict(), "store": path}. Return False if another process is reading the part."""
+    """Run `read_part` on plain JSON: {"plan": that of `PLANS`, "store": path}. Return False if another process is reading the part."""
     try:
-        read_part(PartPlan.from_dict(task["plan"]), Path(task["store"]), emit=emit)
+        read_part(PLANS.validate_python(task["plan"]), Path(task["store"]), emit=emit)
     except LockedError:
         return False
     return True
@@ -158,10 +151,6 @@ def save_sources(folder: Path, names: Iterable[str]) -> None:
     encoded, offsets = joined([name.encode() for name in names])
     (folder / "sources.bin").write_bytes(encoded.data)
     save_array(folder / "source_offsets.npy", offsets)
-
-
-def _plain(stamp: FileStamp) -> list[Any]:
-    return [asdict(stamp.path) if isinstance(stamp.path, RemoteFile) else str(stamp.path), stamp.bytes, stamp.mtime_ns]
 
 
 def group_files(stamps: Sequence[FileStamp], part_bytes: int) -> Iterator[tuple[FileStamp, ...]]:
@@ -348,7 +337,7 @@ class _PartWriter:
         if self._rejected:
             with (self._folder / "rejected.jsonl").open("w", encoding="utf-8") as file:
                 for number, rejected in self._rejected:
-                    file.write(json.dumps({**rejected.as_dict(), "file": number}, ensure_ascii=False) + "\n")
+                    file.write(json.dumps({**asdict(rejected), "file": number}, ensure_ascii=False) + "\n")
         self._text_hash.update(offsets.data)
         statistics = {"files": [asdict(counts) for counts in self._files], "text_sha256": self._text_hash.hexdigest()}
         write_json(self._folder / "statistics.json", statistics)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import codecs
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
@@ -109,7 +109,7 @@ class Reader:
                     "warning",
                     self._stage,
                     f"{self.path}: {len(self.rejected):,} of {self.rows_read:,} rows rejected, first line {first.line}: {first.reason}",
-                    data={"rejected": [rejected.as_dict() for rejected in self.rejected]},
+                    data={"rejected": [asdict(rejected) for rejected in self.rejected]},
                 )
             )
 

@@ -52,9 +52,6 @@ class Rejected:
     line: int
     reason: str
 
-    def as_dict(self) -> dict[str, str | int]:
-        return {"file": self.file, "line": self.line, "reason": self.reason}
-
 
 @dataclass(slots=True)
 class RowCounts:
