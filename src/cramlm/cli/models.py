@@ -310,8 +310,8 @@ def explain(
         cramlm explain runs/mine "aspirin irreversibly inhibits COX-1"
         cramlm explain runs/pairs "a ship is in the harbour" --text-pair "a boat is at sea"
     """
-    for each in filter(os.path.isfile, [text, text_pair or ""]):
-        raise UsageError(f"{each}: is a file, and explain reads one text; pass the text itself, or use cramlm predict for a file")
+    if (file := next(filter(os.path.isfile, [text, text_pair or ""]), None)) is not None:
+        raise UsageError(f"{file}: is a file, and explain reads one text; pass the text itself, or use cramlm predict for a file")
     check_address_space_of_model(model, "explain")
     from cramlm.cli.console import show_explanation
     from cramlm.inference.explain import explain_at

@@ -483,6 +483,7 @@ def _refuse_ids_of_nameless_rows(inputs: Sequence[_Input], stamps: Sequence[File
     kept = list(zip(inputs, np.split(keep, np.cumsum([part.passages for part in inputs])[:-1]), strict=True))
     if not any(file["own_ids"] for part in inputs for file in part.files) or not any((part.nameless() & mask).any() for part, mask in kept):
         return
+    # First the ids of rows that have one which are written like those of rows without: FILE:... with the name of a file of the corpus.
     numbers = {name.encode("utf-8", "surrogateescape"): number for number, name in enumerate(name_files([stamp.path for stamp in stamps]))}
     suspects: dict[tuple[int, bytes], tuple[_Input, bytes]] = {}  # by the file's number and the id in a part that would get this id
     for part, mask in kept:
@@ -490,6 +491,7 @@ def _refuse_ids_of_nameless_rows(inputs: Sequence[_Input], stamps: Sequence[File
             name, _, line = own.rpartition(b":")
             if name in numbers:
                 suspects[numbers[name], NAMELESS + b":" + line] = part, own
+    # Then the rows without id of these files.
     files = [number for number, _ in suspects]
     for part, mask in kept if suspects else ():
         file_of = part.first_file + np.repeat(np.arange(len(part.files)), [file["passages"] for file in part.files])

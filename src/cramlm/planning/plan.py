@@ -221,9 +221,9 @@ def forecast_runs(configs: Sequence[RunConfig], *, emit: Emit) -> list[RunForeca
     Raises:
         UsageError: if the model of a config is linear.
     """
-    for linear in (config.model for config in configs if config.model != "encoder"):
+    if linear := [config.model for config in configs if config.model != "encoder"]:
         raise UsageError(
-            f"the model {linear!r} is linear: it is fitted without a budget, so there are no steps to plan; choose another recipe"
+            f"the model {linear[0]!r} is linear: it is fitted without a budget, so there are no steps to plan; choose another recipe"
         )
     machines: dict[str, Machine] = {}
     planned = []
@@ -244,11 +244,9 @@ def forecast_runs(configs: Sequence[RunConfig], *, emit: Emit) -> list[RunForeca
             emit(Event("done", "plan", f"{about}{machine.speed.joint:,.0f} tokens/s, {counted(machine.joint.threads, 'thread')}"))
             if machine.starved is not None:
                 emit(Event("warning", "plan", _starved(machine.starved)))
-        texts = TYPICAL_TEXTS
+        texts = replace(TYPICAL_TEXTS, corpus_bytes=_corpus_bytes(config))
         if config.task.train:
-            texts = estimate_texts(read_task(config.task, seed=config.seed), config, _corpus_bytes(config))
-        elif config.corpus is None or config.corpus.files != ("",):
-            texts = replace(TYPICAL_TEXTS, corpus_bytes=_corpus_bytes(config))
+            texts = estimate_texts(read_task(config.task, seed=config.seed), config, texts.corpus_bytes)
         try:
             on_gpu = resolve_device(config.device).type == "cuda"
             cost = forecast_cost(config, texts, machines[model], resident=resident_memory(), on_gpu=on_gpu)
