@@ -103,7 +103,7 @@ def fit_baseline(run: RunContext) -> Artifact:
         fit = fit_linear(_words_of(run), search_space(run.config), stage="baseline", threads=run.threads, emit=run.emit)
         _save(fit, target, run.config)
 
-    stage = Stage("baseline", _VERSION, _search_settings(run.config, run.task), {"task": _task(run.task)}, write, unused=_unused(run.task))
+    stage = Stage("baseline", _VERSION, _search_settings(run), {"task": _task(run.task)}, write, unused=_unused(run.task))
     return run.build(stage)
 
 
@@ -122,9 +122,7 @@ def fit_naive_bayes(run: RunContext, selection: SelectedPassages) -> Artifact | 
 
     inputs = {"task": _task(run.task), "selection": fingerprint(selection)}
     reads_seed = bayes_reads_seed(len(selection.table), len(selection.unlabelled), labels=len(run.task.labels))
-    unused = () if reads_seed else ("seed",)
-    settings = {**_settings(run.config), **_folds_of(run.task)}
-    return run.build(Stage("bayes", _VERSION, settings, inputs, write, unused=unused))
+    return run.build(Stage("bayes", _VERSION, _settings(run), inputs, write, unused=() if reads_seed else ("seed",)))
 
 
 def word_vectors(run: RunContext, corpus: Corpus) -> Artifact:
@@ -159,25 +157,22 @@ def fit_static(run: RunContext, words: Artifact, baseline: Artifact | None, baye
         labelling = {name: model_fingerprint(model) for name, model in others.items()}
         inputs["self_training"] = {"unlabelled": task_fingerprint(run.task)["unlabelled"], "labelled_by": labelling}
     unused = () if self_training_reads_seed(run.task) else _unused(run.task)
-    return run.build(Stage("static", _VERSION, _search_settings(run.config, run.task), inputs, write, unused=unused))
+    return run.build(Stage("static", _VERSION, _search_settings(run), inputs, write, unused=unused))
 
 
 def _unused(task: Task) -> tuple[str, ...]:
     return () if fit_reads_seed(task) else ("seed",)
 
 
-def _settings(config: RunConfig) -> dict[str, Any]:
-    return {"format": FORMAT, "seed": config.seed, "metric": config.metric, **config.word_settings}
+def _settings(run: RunContext) -> dict[str, Any]:
+    # Where dev is small: the number of texts that decide, and the format of what is kept of them.
+    folds = {"deciding_texts": DECIDING_TEXTS, "held_out": 1} if len(run.task.dev) < SMALL_DEV else {}
+    return {"format": FORMAT, "seed": run.config.seed, "metric": run.config.metric, **run.config.word_settings, **folds}
 
 
-def _search_settings(config: RunConfig, task: Task) -> dict[str, Any]:
-    numbers = {"numbers": f"on the line of {FEWEST_NUMBERS} texts of dev"} if config.task.kind == "regression" else {}
-    return {"config": config.baseline.model_dump(mode="json"), **_settings(config), **numbers, **_folds_of(task)}
-
-
-def _folds_of(task: Task) -> dict[str, Any]:
-    """Where dev is small: the number of texts that decide, and the format of what is kept of them."""
-    return {"deciding_texts": DECIDING_TEXTS, "held_out": 1} if len(task.dev) < SMALL_DEV else {}
+def _search_settings(run: RunContext) -> dict[str, Any]:
+    numbers = {"numbers": f"on the line of {FEWEST_NUMBERS} texts of dev"} if run.task.kind == "regression" else {}
+    return {"config": run.config.baseline.model_dump(mode="json"), **_settings(run), **numbers}
 
 
 def model_fingerprint(model: Artifact) -> str:
