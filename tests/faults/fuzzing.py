@@ -104,8 +104,8 @@ def violation(path: Path, expected: Rows | None) -> str | None:
         else:
             if expected is not None and table != expected:
                 return f"other rows: {table!r}"
-            if reader.rows_read != reader.rows_used + len(reader.rejected) or reader.rows_used != len(table):
-                return f"rows do not add up: {reader.rows_read} read, {reader.rows_used} used, {len(table)} returned"
+            if reader.counts.rows_read != reader.counts.rows_used + len(reader.counts.rejected) or reader.counts.rows_used != len(table):
+                return f"rows do not add up: {reader.counts.rows_read} read, {reader.counts.rows_used} used, {len(table)} returned"
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
     return f"took {grown / 1e6:.0f} MB" if grown > MAX_BYTES else None
 

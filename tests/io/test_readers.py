@@ -199,10 +199,10 @@ def test_an_invalid_json_line_is_reported_and_can_be_skipped(make: MakeFile, lin
     events: list[Event] = []
     reader = Reader(path, COLUMNS, on_bad_row="skip", emit=events.append)
     assert [row.values for row in reader] == [("good", "x"), ("good", "x")]
-    assert (reader.rows_read, reader.rows_used, len(reader.rejected)) == (3, 2, 1)
-    assert reader.rejected[0].line == 3
+    assert (reader.counts.rows_read, reader.counts.rows_used, len(reader.counts.rejected)) == (3, 2, 1)
+    assert reader.counts.rejected[0].line == 3
     assert events[0].kind == "warning"
-    assert events[0].data["rejected"] == [asdict(reader.rejected[0])]
+    assert events[0].data["rejected"] == [asdict(reader.counts.rejected[0])]
 
 
 def test_a_last_line_without_newline_is_read_if_it_is_complete(make: MakeFile) -> None:

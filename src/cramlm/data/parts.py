@@ -256,9 +256,10 @@ class _PartWriter:
                 if (now := time.monotonic()) - reported >= PROGRESS_SECONDS:
                     reported = now
                     self._emit_progress(before + reader.raw_bytes)
-        self._rejected += ((len(self._files) - 1, rejected) for rejected in reader.rejected)
+        rows = reader.counts
+        self._rejected += ((len(self._files) - 1, rejected) for rejected in rows.rejected)
         counts.sha256 = reader.sha256
-        counts.rows_read, counts.rows_used, counts.rows_rejected = reader.rows_read, reader.rows_used, len(reader.rejected)
+        counts.rows_read, counts.rows_used, counts.rows_rejected = rows.rows_read, rows.rows_used, len(rows.rejected)
 
     def _emit_progress(self, done: int) -> None:
         passages = len(self._source)

@@ -216,8 +216,8 @@ def read_examples(
                 reader.reject(row, f"id {brief(example.id)} is already used in line {first}")
             else:
                 examples.append(example)
-        rows_read += reader.rows_read
-        first_reason = first_reason or "".join(f", line {row.line}: {row.reason}" for row in reader.rejected[:1])
+        rows_read += reader.counts.rows_read
+        first_reason = first_reason or "".join(f", line {row.line}: {row.reason}" for row in reader.counts.rejected[:1])
     if not examples:
         where = "standard input" if path == STDIN else path
         if not rows_read:

@@ -21,7 +21,7 @@ from cramlm.io.delimited import read_delimited, read_named_columns, separator_of
 from cramlm.io.jsonl import read_jsonl
 from cramlm.io.parquet import ParquetFile
 from cramlm.io.paths import STDIN, FileStamp, file_format, stamp_input
-from cramlm.io.rows import Column, Rejected, Row, RowCounts, not_utf8, nul_byte, too_long
+from cramlm.io.rows import Column, Row, RowCounts, not_utf8, nul_byte, too_long
 from cramlm.io.streams import ByteStream, Lines
 from cramlm.records import Emit, Event, count, silent
 
@@ -35,7 +35,7 @@ class Reader:
     """The rows of one file; iterate once: `for row in reader`.
 
     A text file has one column of any name: its paragraphs (separated by blank lines), or with `txt_rows = "lines"` its lines. After the
-    last row `rows_read = rows_used + len(rejected)`, `sha256` is that of the file, and a warning was emitted if rows were rejected or there
+    last row `counts` and `sha256` are those of the file, and a warning was emitted if rows were rejected or there
     were none. on_bad_row: None = "fail" with errors that do not advise --on-bad-row, for commands without it.
     """
 
@@ -58,23 +58,11 @@ class Reader:
         self._limit = max_record_bytes
         self._txt_rows = txt_rows
         self._stage, self._emit = stage, emit
-        self._counts = RowCounts(self.path, on_bad_row)
+        self.counts = RowCounts(self.path, on_bad_row)
         self._format, compression = ("stdin", None) if str(self.path) == STDIN else file_format(self.path)
         self._stream: ByteStream | ParquetFile = (
             ParquetFile(self.stamp) if self._format == "parquet" else ByteStream(self.stamp, compression=compression)
         )
-
-    @property
-    def rows_read(self) -> int:
-        return self._counts.rows_read
-
-    @property
-    def rows_used(self) -> int:
-        return self._counts.rows_used
-
-    @property
-    def rejected(self) -> list[Rejected]:
-        return self._counts.rejected
 
     @property
     def raw_bytes(self) -> int:
@@ -87,36 +75,30 @@ class Reader:
 
     def reject(self, row: Row, reason: str) -> None:
         """Reject a row after it was yielded: raise DataError with its line, or skip it, by `on_bad_row`."""
-        self._counts.reject(row.line, reason)
+        self.counts.reject(row.line, reason)
 
     def __iter__(self) -> Iterator[Row]:
         """Raise DataError for a bad row or a file without rows (unless skipped) or a damaged file, EnvironmentFault if the file changes."""
         count("parsed", [str(self.path)])
         yield from self._rows()
-        if self.rows_read == 0:
+        if self.counts.rows_read == 0:
             what = "only a header" if self._format in ("csv", "tsv") and self._stream.raw_bytes else "it is empty"
-            if (rule := self._counts.on_bad_row) != "skip":
+            if (rule := self.counts.on_bad_row) != "skip":
                 remedy = ", or for a corpus --on-bad-row skip" if rule else ""
                 raise DataError(f"{self.path}: no rows, {what}; pass a file with data{remedy}")
             self._emit(Event("warning", self._stage, f"{self.path}: no rows, {what}; skipped"))
         if isinstance(self._stream, ByteStream) and self._stream.looks_like_a_bomb:
             ratio = self._stream.text_bytes // max(1, self._stream.raw_bytes)
             self._emit(Event("warning", self._stage, f"{self.path}: grew {ratio} times when decompressed; is it text?"))
-        if self.rejected:
-            first = self.rejected[0]
-            self._emit(
-                Event(
-                    "warning",
-                    self._stage,
-                    f"{self.path}: {len(self.rejected):,} of {self.rows_read:,} rows rejected, first line {first.line}: {first.reason}",
-                    data={"rejected": [asdict(rejected) for rejected in self.rejected]},
-                )
-            )
+        if rejected := self.counts.rejected:
+            part = f"{len(rejected):,} of {self.counts.rows_read:,} rows rejected"
+            message = f"{self.path}: {part}, first line {rejected[0].line}: {rejected[0].reason}"
+            self._emit(Event("warning", self._stage, message, data={"rejected": [asdict(each) for each in rejected]}))
 
     def _rows(self) -> Iterator[Row]:
         stream = self._stream
         if isinstance(stream, ParquetFile):
-            return stream.rows(self.columns, self._counts, limit=self._limit)
+            return stream.rows(self.columns, self.counts, limit=self._limit)
         blocks, format_ = stream.blocks(), self._format
         if format_ == "stdin":
             first = next(blocks, b"")
@@ -125,9 +107,9 @@ class Reader:
         lines = Lines(blocks, limit=self._limit)
         match format_:
             case "jsonl":
-                return read_jsonl(lines, self.columns, self._counts, limit=self._limit)
+                return read_jsonl(lines, self.columns, self.counts, limit=self._limit)
             case "csv" | "tsv":
-                return read_delimited(lines, self.columns, self._counts, separators=_SEPARATORS[format_], limit=self._limit)
+                return read_delimited(lines, self.columns, self.counts, separators=_SEPARATORS[format_], limit=self._limit)
             case _:
                 return self._text_rows(lines)
 
@@ -137,7 +119,7 @@ class Reader:
                 raise UsageError(f"{self.path}: a text file has no column {column.name!r}; use .jsonl, .csv, .tsv or .parquet")
         others = (None,) * (len(self.columns) - 1)
         for line, text in self._paragraphs(lines) if self._txt_rows == "paragraphs" else self._decoded(lines):
-            self._counts.rows_read += 1
+            self.counts.rows_read += 1
             yield Row(line, (text, *others))
 
     def _paragraphs(self, lines: Lines) -> Iterator[tuple[int, str]]:
@@ -154,7 +136,7 @@ class Reader:
                 held.append(text)
                 if size > self._limit:
                     longer = f"the paragraph is longer than {self._limit:,} characters (max_record_bytes)"
-                    self._counts.refuse(begun, f"{longer}; if each line is a text, write blank lines between them (sed G)")
+                    self.counts.refuse(begun, f"{longer}; if each line is a text, write blank lines between them (sed G)")
                     held = []
         if held:
             if len(held) >= MANY_LINES and not is_divided:
@@ -167,14 +149,14 @@ class Reader:
     def _decoded(self, lines: Lines) -> Iterator[tuple[int, str]]:
         for number, offset, line in lines:
             if line is None:
-                self._counts.refuse(number, too_long(self._limit))
+                self.counts.refuse(number, too_long(self._limit))
             elif b"\0" in line:
-                self._counts.refuse(number, nul_byte(line, offset))
+                self.counts.refuse(number, nul_byte(line, offset))
             else:
                 try:
                     yield number, line.removesuffix(b"\r").decode()
                 except UnicodeDecodeError as error:
-                    self._counts.refuse(number, not_utf8(line, error, offset))
+                    self.counts.refuse(number, not_utf8(line, error, offset))
 
 
 @dataclass(frozen=True, slots=True)
