@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -418,7 +419,7 @@ def write_shared_part(folder: Path, stage: str, *, kind: str, key: Mapping[str, 
 def _shared(name: str, *, kind: str, key: Mapping[str, Any], write: Callable[[Path], None], emit: Emit) -> Callable[[Path], None]:
     """Return a `write` that takes the files from the pool, if there is one for this kind."""
     pool = _POOL.get()
-    return write if pool is None or kind not in pool.kinds else pool.obtain(name, kind=kind, key=key, write=write, emit=emit)
+    return write if pool is None or kind not in pool.kinds else partial(pool.fill, name=name, kind=kind, key=key, write=write, emit=emit)
 
 
 def shared_stage(target: Path, *, kind: str, key: Mapping[str, Any], write: Callable[[Path], None], emit: Emit) -> Artifact:
@@ -441,27 +442,24 @@ class StagePool:
     most_bytes: int
     borrowed_seconds: float = 0.0
 
-    def obtain(self, name: str, *, kind: str, key: Mapping[str, Any], write: Callable[[Path], None], emit: Emit) -> Callable[[Path], None]:
-        """Return a `write` that links the files of the pool's folder for this key; it builds that folder first if it is missing."""
+    def fill(self, folder: Path, *, name: str, kind: str, key: Mapping[str, Any], write: Callable[[Path], None], emit: Emit) -> None:
+        """Link the files of the pool's folder for this key into `folder`; build that folder by `write` first if it is missing."""
         entry = self.folder / f"{kind}-{hash_json({'key': key, 'environment': self.environment})[:24]}"
 
-        def build(folder: Path) -> None:
+        def build(target: Path) -> None:
             began = time.monotonic()
-            write(folder)
+            write(target)
             publish_file(_cost_of(entry), json.dumps({"seconds": time.monotonic() - began}).encode())
 
-        def link_or_build(folder: Path) -> bool:
+        def link_or_build() -> bool:
             with lock(entry):
                 if built := not self._link(entry, folder, name, kind, emit):
                     _link_files(publish(entry, kind=kind, key=key, write=build), folder)
                 os.utime(entry / MANIFEST)  # when it was used
             return built
 
-        def obtained(folder: Path) -> None:
-            if wait_while_locked(lambda: link_or_build(folder), stage=name, emit=emit):
-                remove_least_recently_used(self.folder, self.most_bytes)
-
-        return obtained
+        if wait_while_locked(link_or_build, stage=name, emit=emit):
+            remove_least_recently_used(self.folder, self.most_bytes)
 
     def _link(self, entry: Path, folder: Path, name: str, kind: str, emit: Emit) -> bool:
         """Link the files of a stage that is there and undamaged; return False if there is none."""
