@@ -37,6 +37,13 @@ if TYPE_CHECKING:
 
 UNLABELLED_WEIGHT: Final = 3.0
 """Sampling weight of an unlabelled text of the task; that of a retrieved passage is 1 on average (docs/log.md)."""
+SOFT_LABELS: Final = "soft-labels"
+"""Kind of the part of a linear teacher that does not depend on the seed: the soft labels of passages."""
+SHARED: Final = frozenset({"baseline", "selection", "tokenizer", "tokens", "embedding", "static", "bayes", SOFT_LABELS})
+"""Kinds of stages and of parts of stages that runs share."""
+LIMIT_VARIABLE: Final = "CRAMLM_STAGES_GB"
+DEFAULT_LIMIT: Final = 4.0  # GB
+_LIBRARIES: Final = ("cramlm", "numpy", "scipy", "scikit-learn", "numba", "tokenizers")  # that compute the shared stages
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,15 +223,6 @@ def fingerprint(chosen: SelectedPassages | None) -> str | None:
 def phases_by_name(phases: Sequence[PhaseConfig]) -> dict[str, Any]:
     """Phases as plain data by name, so that the reason for a rebuild reads 'phases.joint.steps 500 -> 600'."""
     return {phase.name: phase.model_dump(mode="json") for phase in phases}
-
-
-SOFT_LABELS: Final = "soft-labels"
-"""Kind of the part of a linear teacher that does not depend on the seed: the soft labels of passages."""
-SHARED: Final = frozenset({"baseline", "selection", "tokenizer", "tokens", "embedding", "static", "bayes", SOFT_LABELS})
-"""Kinds of stages and of parts of stages that runs share."""
-LIMIT_VARIABLE: Final = "CRAMLM_STAGES_GB"
-DEFAULT_LIMIT: Final = 4.0  # GB
-_LIBRARIES: Final = ("cramlm", "numpy", "scipy", "scikit-learn", "numba", "tokenizers")  # that compute these stages
 
 
 @contextmanager

@@ -35,6 +35,9 @@ from cramlm.text.markers import MarkerInserter, Markers
 if TYPE_CHECKING:
     from cramlm.model.sentences import SentenceEncoder
 
+_PASSAGES, _TASK = "passages", "task"  # beginnings of the files of tokens
+_MOST_SHOWN: Final = 4  # labels in a message
+
 
 def report_task(run: RunContext) -> None:
     """Save the task in the run's folder, and warn of leaks and duplicates that distort scores."""
@@ -95,10 +98,6 @@ def tokenizer(run: RunContext, selection: SelectedPassages | None) -> Tokenizer:
     return Tokenizer.load(artifact.path)
 
 
-_PASSAGES: Final = "passages"
-_TASK: Final = "task"
-
-
 def tokens(run: RunContext, selection: SelectedPassages | None, tokenizer: Tokenizer) -> EncodedTexts:
     """Encode each text once. The tokenizer caches the ids of the task's texts.
 
@@ -152,9 +151,6 @@ def _open(folder: Path, name: str) -> Tokens:
 def _map(path: Path) -> npt.NDArray[Any]:
     with damage_named(path, "delete the folder and run again"):
         return map_array(path)
-
-
-_MOST_SHOWN = 4  # labels in a message
 
 
 def check_settings(config: RunConfig, task: Task, tokenizer: Tokenizer | None) -> None:
