@@ -440,6 +440,22 @@ def test_pieces_of_passages_get_the_markers_of_a_task_about_relations(tmp_path: 
         places = [int(np.flatnonzero(pieces[number] == token)[0]) for token in (opened, closed)]
         assert places[1] == places[0] + 2, "one word between them, as in the training texts"
     assert (np.diff(pieces.offsets) <= 32).all()
+
+
+def test_pieces_that_an_encoder_labels_have_no_markers(tmp_path: Path) -> None:
+    config = tiny_config(write_marked_task(tmp_path / "data"))
+    joint, tuning = config["phases"]
+    distilled = {"name": "distilled", "terms": [{"kind": "distil", "on": "external", "teacher": tuning["name"]}], "external": 1, "task": 0}
+    phases = [joint, tuning | {"start_from": "start"}, {**distilled, "start_from": "start", "keep": "last", "max_length": 32}]
+    for marked in (False, True):
+        teacher = {"mark_passages": marked, "models": ["tfidf"]}
+        events_of(shortened({**config, "phases": phases}, teacher=teacher), tmp_path / f"marked-{marked}", tmp_path / "store")
+    assert read_pieces(tmp_path / "marked-True/teacher", 32) is not None
+    first, second = (load_file(tmp_path / f"marked-{marked}/phase-3-distilled/model.safetensors") for marked in (False, True))
+    assert all(np.array_equal(first[name], second[name]) for name in first)
+
+
+def test_markers_need_a_task_about_relations(tmp_path: Path) -> None:
     unmarked = shortened(tiny_config(write_task(tmp_path / "plain")), teacher={"mark_passages": True})
     with pytest.raises(UsageError, match="mark_passages = true needs single texts with markers"):
         events_of(unmarked, tmp_path / "other", tmp_path / "store")

@@ -167,10 +167,12 @@ class _Training:
         if not phase.external or selection is None:
             return None
         prompt, length = self.text.prompt if phase.distil("external") else None, external_length(phase)
-        of_passages = prompt is not None and phase.name in self.encoder_labels
+        by_encoder = phase.name in self.encoder_labels
+        of_passages = prompt is not None and by_encoder
         file = PASSAGES_FILE if of_passages else pieces_file(piece_length(phase, tokenizer, prompt))
         soft = self._soft_labels(phase, "external", file)
-        changed = None if soft is None or self.teacher is None or of_passages else read_pieces(self.teacher.path, length)
+        # The encoder of an earlier phase labels the pieces as they are; the linear teacher may have put markers into them.
+        changed = None if soft is None or self.teacher is None or by_encoder else read_pieces(self.teacher.path, length)
         if changed is not None:
             return external_pool(changed, selection, soft)
         if prompt is None:
