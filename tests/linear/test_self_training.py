@@ -12,6 +12,7 @@ import pytest
 from cramlm.linear import fit as fit_module
 from cramlm.linear import self_training
 from cramlm.linear.corpus_vectors import WIDTH
+from cramlm.linear.cross_validation import SMALL_DEV
 from cramlm.linear.files import MODEL_FILE, Setting
 from cramlm.linear.fit import MAX_VECTOR_VALUES, LinearFit, SearchSpace, fit_linear, fit_reads_seed
 from cramlm.linear.model import LinearModel
@@ -69,7 +70,28 @@ def test_texts_with_which_the_model_is_far_worse_on_dev_are_left_out() -> None:
     assert after.model is before.model
     assert after.score == before.score
     assert len(after.tried) == len(before.tried) + len(SPACE.c)
-    assert events[-1].message.startswith(f"self-training left out: macro-F1 on dev {100 * before.score:.1f} without, ")
+    assert events[-1].message.startswith("self-training left out: macro-F1 on dev and 6 training texts out of fold ")
+
+
+def test_a_large_dev_set_decides_alone() -> None:
+    given = replace(task(unlabelled(50)), dev=examples(texts(SMALL_DEV, WORDS, seed=2)))
+    before, after, events = trained(given)
+    assert after.model is not before.model
+    assert len(after.held_out.rows) == 0
+    assert events[-1].message.startswith("self-trained, best on dev: ")
+
+
+def test_training_texts_are_predicted_without_what_they_taught_about_unlabelled_texts() -> None:
+    """A label of one training text is unknown without it, though the model has given this label to unlabelled texts."""
+    words = WORDS | {"music": ["violin"]}
+    train = (*task(()).train, Example("row:6", "violin", None, "music"))
+    more = examples([*texts(40, WORDS, seed=3), *[("violin", "music")] * 20], labelled=False)
+    given = replace(task(more), train=train, labels=("food", "music", "sport"), dev=examples(texts(8, words, seed=2)))
+    before, after, _ = trained(given)
+    assert after.model is not before.model
+    assert after.model.logits(["violin"]).argmax() == 1
+    assert sorted(after.held_out.rows.tolist()) == list(range(7))
+    assert after.held_out.outputs[after.held_out.rows == 6].argmax() != 1
 
 
 def test_the_result_is_a_function_of_the_arguments_and_a_sample_of_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:

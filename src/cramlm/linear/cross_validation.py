@@ -55,16 +55,27 @@ def held_out_folds(train: Sequence[Example], strata: IntArray, *, dev_texts: int
 
 
 def fold_predictor(
-    solver: Solver, rows: Any, targets: Any, inside: BoolArray, setting: Setting, *, outputs: int, seed: int
+    solver: Solver,
+    rows: Any,
+    targets: Any,
+    inside: BoolArray,
+    setting: Setting,
+    *,
+    outputs: int,
+    seed: int,
+    weights: FloatArray | None = None,
 ) -> Callable[[float], FloatArray]:
     """Return a function from C to the logits, (fold, outputs), of the rows `inside` a fold by a model that was fitted on the other rows.
 
-    rows: a matrix (n, features), dense or CSR. targets: of all rows. inside: (n,). setting: its C is not read.
+    rows: a matrix (n, features), dense or CSR. targets: of all rows. inside: (n,). setting: its C is not read. weights: of the rows, (n,);
+    None = 1.
     """
-    fitter = solver.fitter(rows[~inside], targets[~inside], setting, outputs=outputs, seed=seed)
+    outside = None if weights is None else weights[~inside]
+    fitter = solver.fitter(rows[~inside], targets[~inside], setting, outputs=outputs, seed=seed, weights=outside)
     correction = np.zeros(outputs, dtype=np.float32)
     if setting.class_weights == "uniform":
-        correction = _prior_correction(*(solver.prior_odds(each, outputs=outputs) for each in (targets, targets[~inside])))
+        of_all = solver.prior_odds(targets, outputs=outputs, weights=weights)
+        correction = _prior_correction(of_all, solver.prior_odds(targets[~inside], outputs=outputs, weights=outside))
     return lambda c: solver.logits(setting.scheme, fitter(c).scores(rows[inside])) + correction
 
 

@@ -394,8 +394,12 @@ class DevCandidates(Generic[AnySetting]):
         """Return the message about the chosen candidate."""
         adjusted = f", logit adjustment tau = {candidate.tau:g}" if self._has_prior else ""
         score = f"{METRIC_NAMES[self._metric]} {format_metric(self._metric, candidate.score)}"
-        held_out = f" and {self._held_out:,} training texts out of fold" if self._held_out else ""
-        return f"best on dev{held_out}: {candidate.variant}, {candidate.setting}{adjusted}: {score}"
+        return f"best on {self.texts}: {candidate.variant}, {candidate.setting}{adjusted}: {score}"
+
+    @property
+    def texts(self) -> str:
+        """The texts that decide, for messages."""
+        return f"dev and {self._held_out:,} training texts out of fold" if self._held_out else "dev"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

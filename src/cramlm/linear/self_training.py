@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from cramlm.evaluation.combination import HeldOut, calibrate_on_dev
-from cramlm.evaluation.kinds import KINDS, METRIC_NAMES, distinct_rows, format_metric
+from cramlm.evaluation.kinds import KINDS, METRIC_NAMES, DevScorer, distinct_rows, format_metric
+from cramlm.linear.cross_validation import fold_predictor
 from cramlm.linear.files import Setting
 from cramlm.linear.fit import (
     FEW_TEXTS,
@@ -25,6 +26,7 @@ from cramlm.linear.fit import (
     DevCandidates,
     LinearFit,
     SearchSpace,
+    decisive_folds,
     has_too_many_characters,
     in_features_of,
     sample_texts,
@@ -32,7 +34,7 @@ from cramlm.linear.fit import (
 from cramlm.linear.model import LinearModel
 from cramlm.linear.solvers import SOLVERS, on_one_blas_thread
 from cramlm.linear.teacher import Teacher, align_distribution, label_counts
-from cramlm.records import Emit, Event, Example, FloatArray, Task, silent
+from cramlm.records import Emit, Event, Example, FloatArray, IntArray, Task, silent
 
 UNLABELLED_WEIGHT: Final = 3.0
 """Of all unlabelled texts together, as a multiple of the number of labelled ones; 1 to 10 give equal scores (docs/log.md)."""
@@ -60,84 +62,140 @@ def self_training_reads_seed(task: Task) -> bool:
 
 @on_one_blas_thread
 def self_trained(
-    fit: LinearFit, others: Mapping[str, LinearModel], task: Task, space: SearchSpace, *, stage: str, emit: Emit = silent
+    fit: LinearFit,
+    others: Mapping[str, LinearModel],
+    task: Task,
+    space: SearchSpace,
+    *,
+    stage: str,
+    held_out: Mapping[str, HeldOut] | None = None,
+    emit: Emit = silent,
 ) -> LinearFit:
     """Return `fit` after self-training in the same variant, scheme and weights; or `fit`, if that is far better on dev.
 
-    C is the one with the lowest calibrated dev loss: the dev score of a few rare labels would decide by chance. others: the other linear
-    models of the task by name, which label the unlabelled texts together with `fit`. stage: the name under which events are emitted. The
-    same arguments give the same result.
+    C is the one with the lowest calibrated dev loss: the dev score of a few rare labels would decide by chance. If dev is small, so that
+    `fit` predicts training texts out of fold, these texts decide with it: each is predicted after self-training without its fold. others:
+    the other linear models of the task by name, which label the unlabelled texts together with `fit`. held_out: what they predict out of
+    fold, by name. stage: the name under which events are emitted. The same arguments give the same result.
     """
     assert reads_unlabelled(task), "self-training needs unlabelled texts and single labels"
     assert isinstance(fit.model.setting, Setting), "naive Bayes reads unlabelled texts itself"
     began = time.perf_counter()
     unlabelled = sample_texts(task.unlabelled, MAX_UNLABELLED, seed=space.seed, stream=_SAMPLE_STREAM)
     emit(Event("start", stage, f"self-training on {len(unlabelled):,} of {len(task.unlabelled):,} unlabelled texts"))
-    teacher = Teacher.of({**others, "static": fit.model}, task, metric=space.metric)
+    known = held_out or {}
+    evidence = {**known, "static": fit.held_out} if known.keys() == others.keys() else None
+    teacher = Teacher.of({**others, "static": fit.model}, task, metric=space.metric, held_out=evidence)
     learned, weights = _with_labels(task, unlabelled, teacher)
-    dev = DevCandidates[Setting](task, space.metric)
-    trained, candidate, loss = _fit_again(fit.model, learned, weights, dev, task, space)
-    before = _dev_loss(fit.model.logits([example.divided_text for example in task.dev]), task, space.metric)
-    if loss > before + MAX_LOSS_INCREASE or candidate.score < fit.score - MAX_SCORE_DECREASE:
-        scores = " without, ".join(format_metric(space.metric, score) for score in (fit.score, candidate.score))
-        shown = f"{METRIC_NAMES[space.metric]} on dev {scores} with it; loss {before:.2f}, {loss:.2f} nats"
+    again = _Again(fit, learned, weights, task, space)
+    trained, candidate, outputs = again.best()
+    whole, dev = again.whole, again.dev
+    before = np.concatenate([KINDS[task.kind].outputs(fit.model.logits([each.divided_text for each in task.dev])), again.held_out.outputs])
+    losses = [calibrate_on_dev(whole, each, metric=space.metric).loss for each in (before, outputs)]
+    scores = [max(each.score for each in fit.tried) if len(again.held_out.rows) else fit.score, candidate.score]
+    if losses[1] > losses[0] + MAX_LOSS_INCREASE or scores[1] < scores[0] - MAX_SCORE_DECREASE:
+        both = " without, ".join(format_metric(space.metric, score) for score in scores)
+        shown = f"{METRIC_NAMES[space.metric]} on {dev.texts} {both} with it; loss {losses[0]:.2f}, {losses[1]:.2f} nats"
         emit(Event("done", stage, f"self-training left out: {shown}"))
         result = fit
     else:
         emit(Event("done", stage, f"self-trained, {dev.message(candidate)}", data={"score": candidate.score}))
-        nothing = HeldOut(np.zeros(0, dtype=np.int64), np.zeros((0, len(task.labels)), dtype=np.float32))  # of the model before
-        result = replace(fit, model=trained, score=candidate.score, held_out=nothing)
+        of_dev = DevScorer.of(task, space.metric)
+        (score,) = of_dev.scores(of_dev.predictions_of_outputs(outputs[: len(task.dev)])[None]).tolist()
+        result = replace(fit, model=trained, score=score, held_out=replace(again.held_out, outputs=outputs[len(task.dev) :]))
     predictions = distinct_rows(np.concatenate([fit.predictions, dev.distinct_predictions()]))
     seconds = fit.seconds + time.perf_counter() - began
     return replace(result, tried=(*fit.tried, *dev.tried), predictions=predictions, seconds=seconds)
 
 
-def _fit_again(
-    model: LinearModel, learned: Task, weights: FloatArray, dev: DevCandidates[Setting], task: Task, space: SearchSpace
-) -> tuple[LinearModel, Candidate[Setting], float]:
-    """Fit the texts of `learned`, of these weights (n,), with every C; return the model of the lowest calibrated dev loss, and that loss.
+class _Again:
+    """Fits a model again on labelled and unlabelled texts, with every C.
 
-    dev: gets every C as a candidate.
+    whole: the task with the texts that decide as dev. dev: every C as a candidate. held_out: what `fit` predicts for the training texts
+    among them.
     """
-    assert isinstance(model.setting, Setting)
-    setting, solver = replace(model.setting, unlabelled_weight=UNLABELLED_WEIGHT), SOLVERS[task.kind]
-    rows, span = in_features_of(model, learned, seed=space.seed)
-    targets = solver.targets(learned)[rows.kept]
-    fitter = solver.fitter(span.coordinates.rows, targets, setting, outputs=len(task.labels), seed=space.seed, weights=weights[rows.kept])
-    chosen, lowest = None, math.inf
-    for c in sorted(space.c):
-        coefficients = fitter(c)
-        logits = solver.logits(setting.scheme, coefficients.scores(span.dev))
-        candidate = dev.add(rows.tfidf.variant, replace(setting, c=c), dev.scored(logits))
-        if (loss := _dev_loss(logits + dev.adjustment(candidate), task, space.metric)) < lowest:
-            chosen, lowest = (candidate, coefficients), loss
-    assert chosen is not None, "there is at least one C"
-    candidate, coefficients = chosen
-    trained = replace(
-        model,
-        tfidf=rows.tfidf,
-        coefficients=span.coordinates.restore(coefficients, *rows.train_parts(setting.vector_weight)),
-        setting=candidate.setting,
-        adjustment=dev.adjustment(candidate),
-        tau=candidate.tau,
-    )
-    return trained, candidate, lowest
+
+    def __init__(self, fit: LinearFit, learned: Task, weights: FloatArray, task: Task, space: SearchSpace) -> None:
+        """learned: the task whose training texts are those of `task`, its label texts and the unlabelled ones. weights: of them, (n,)."""
+        assert isinstance(fit.model.setting, Setting)
+        self._model, self._task, self._space, self._weights = fit.model, task, space, weights
+        self._solver, self._before = SOLVERS[task.kind], fit.model.setting
+        self._setting = replace(self._before, unlabelled_weight=UNLABELLED_WEIGHT)
+        self._targets = self._solver.targets(learned)
+        self._rows, self._span = in_features_of(fit.model, learned, seed=space.seed)
+        # Folds are of all training texts; of too many characters a sample is fitted.
+        all_kept = len(self._rows.kept) == len(learned.train)
+        self._folds = decisive_folds(task) if len(fit.held_out.rows) and all_kept else []
+        nothing = HeldOut(np.zeros(0, dtype=np.int64), np.zeros((0, len(task.labels)), dtype=np.float32))
+        self.held_out = fit.held_out if self._folds else nothing
+        rows = self.held_out.rows.tolist()
+        self.whole, self.dev = task.with_training_in_dev(rows), DevCandidates[Setting](task, space.metric, rows)
+
+    def best(self) -> tuple[LinearModel, Candidate[Setting], FloatArray]:
+        """Return the model of the lowest calibrated loss on the texts that decide, and its outputs for these texts, (n, labels)."""
+        task, kept = self._task, self._rows.kept
+        fitter = self._solver.fitter(
+            self._span.coordinates.rows,
+            self._targets[kept],
+            self._setting,
+            outputs=len(task.labels),
+            seed=self._space.seed,
+            weights=self._weights[kept],
+        )
+        predictors = [self._fold_predictor(fold) for fold in self._folds]
+        chosen, lowest = None, math.inf
+        for c in sorted(self._space.c):
+            coefficients = fitter(c)
+            of_dev = self._solver.logits(self._setting.scheme, coefficients.scores(self._span.dev))
+            logits = np.concatenate([of_dev, *(predict(c) for predict in predictors)])
+            candidate = self.dev.add(self._rows.tfidf.variant, replace(self._setting, c=c), self.dev.scored(logits))
+            outputs = KINDS[task.kind].outputs(logits + self.dev.adjustment(candidate))
+            if (loss := calibrate_on_dev(self.whole, outputs, metric=self._space.metric).loss) < lowest:
+                chosen, lowest = (candidate, coefficients, outputs), loss
+        assert chosen is not None, "there is at least one C"
+        candidate, coefficients, outputs = chosen
+        restored = self._span.coordinates.restore(coefficients, *self._rows.train_parts(self._setting.vector_weight))
+        trained = replace(
+            self._model,
+            tfidf=self._rows.tfidf,
+            coefficients=restored,
+            setting=candidate.setting,
+            adjustment=self.dev.adjustment(candidate),
+            tau=candidate.tau,
+        )
+        return trained, candidate, outputs
+
+    def _fold_predictor(self, fold: IntArray) -> Callable[[float], FloatArray]:
+        """Return a function from C to the logits of a fold, whose labels neither the model nor the labels of the unlabelled texts know.
+
+        Only the model itself, fitted without the fold, labels the unlabelled texts here: the other linear models have seen the fold.
+        """
+        rows, count, outputs = self._span.coordinates.rows, len(self._task.with_label_texts.train), len(self._task.labels)
+        options: dict[str, Any] = {"outputs": outputs, "seed": self._space.seed}
+        inside, unlabelled = np.zeros(len(rows), dtype=np.bool_), np.arange(len(rows)) >= count
+        inside[fold] = True
+        label = fold_predictor(self._solver, rows, self._targets, inside | unlabelled, self._before, **options)
+        logits = label(self._before.c)[len(fold) :] + self._model.adjustment
+        labels, weights = _labels_with_weights(KINDS[self._task.kind].outputs(logits), self._task)
+        targets = np.concatenate([self._targets[:count], labels])
+        return fold_predictor(self._solver, rows, targets, inside, self._setting, weights=weights, **options)
 
 
 def _with_labels(task: Task, unlabelled: Sequence[Example], teacher: Teacher) -> tuple[Task, FloatArray]:
-    """Return the task with the labels of the teacher on unlabelled texts, after the training and label texts; and the weights of all, (n,).
+    """Return the task with the teacher's labels of unlabelled texts, after the training and label texts; and the weights of all, (n,)."""
+    numbers, weights = _labels_with_weights(teacher.soft_labels([example.divided_text for example in unlabelled]), task)
+    labels = [task.labels[number] for number in numbers.tolist()]
+    learned = (*task.with_label_texts.train, *(replace(text, label=label) for text, label in zip(unlabelled, labels, strict=True)))
+    return replace(task, train=learned, label_texts=()), weights
 
-    Distribution alignment adapts the mean of the teacher's probabilities to the label frequencies of the training texts.
+
+def _labels_with_weights(probabilities: FloatArray, task: Task) -> tuple[IntArray, FloatArray]:
+    """Return label ids of unlabelled texts, (texts,), from their probabilities (texts, labels), and the weights of labelled and unlabelled
+    texts, (n,).
+
+    Distribution alignment adapts the mean of the probabilities to the label frequencies of the training texts.
     """
-    probabilities = align_distribution(teacher.soft_labels([example.divided_text for example in unlabelled]), label_counts(task))
-    labels = [task.labels[number] for number in probabilities.argmax(axis=1).tolist()]
-    known = task.with_label_texts.train
-    learned = (*known, *(replace(text, label=label) for text, label in zip(unlabelled, labels, strict=True)))
-    confidence = probabilities.max(axis=1)
-    weights = UNLABELLED_WEIGHT * len(known) * confidence / confidence.sum()
-    return replace(task, train=learned, label_texts=()), np.concatenate([np.ones(len(known)), weights]).astype(np.float32)
-
-
-def _dev_loss(logits: FloatArray, task: Task, metric: str) -> float:
-    """Return the calibrated loss of dev logits (texts, labels) in nats per text."""
-    return calibrate_on_dev(task, KINDS[task.kind].outputs(logits), metric=metric).loss
+    aligned, known = align_distribution(probabilities, label_counts(task)), len(task.with_label_texts.train)
+    confidence = aligned.max(axis=1)
+    weights = UNLABELLED_WEIGHT * known * confidence / confidence.sum()
+    return aligned.argmax(axis=1), np.concatenate([np.ones(known), weights]).astype(np.float32)

@@ -113,10 +113,10 @@ class Solver(Protocol):
         Of a label without a row it knows nothing; its probability would contradict the texts that have it.
         """
 
-    def prior_odds(self, targets: Any, *, outputs: int) -> npt.NDArray[np.float64]:
+    def prior_odds(self, targets: Any, *, outputs: int, weights: FloatArray | None = None) -> npt.NDArray[np.float64]:
         """Return the share of each label, or, where a text may have several, its odds, 0 if all texts have it; (outputs,).
 
-        The intercepts of a model with uniform class weights follow their logarithm.
+        The intercepts of a model with uniform class weights follow their logarithm. weights: of the texts, (n,); None = 1.
         """
 
 
@@ -183,8 +183,9 @@ class ClassificationSolver(Solver):
         own = present[others] & (present.sum() > 1)
         return np.repeat(own[:, None], outputs, axis=1)
 
-    def prior_odds(self, targets: Any, *, outputs: int) -> npt.NDArray[np.float64]:
-        shares: npt.NDArray[np.float64] = np.bincount(targets, minlength=outputs) / len(targets)
+    def prior_odds(self, targets: Any, *, outputs: int, weights: FloatArray | None = None) -> npt.NDArray[np.float64]:
+        counts = np.bincount(targets, weights, minlength=outputs)
+        shares: npt.NDArray[np.float64] = counts / counts.sum()
         return shares
 
 
@@ -214,8 +215,9 @@ class MultiLabelSolver(Solver):
         varied = (fitted > 0).any(axis=0) & (fitted == 0).any(axis=0)
         return np.repeat(varied[None], len(others), axis=0)
 
-    def prior_odds(self, targets: Any, *, outputs: int) -> npt.NDArray[np.float64]:
-        have, lack = (targets > 0).sum(axis=0), (targets == 0).sum(axis=0)
+    def prior_odds(self, targets: Any, *, outputs: int, weights: FloatArray | None = None) -> npt.NDArray[np.float64]:
+        row_weights = np.ones(len(targets)) if weights is None else weights
+        have, lack = row_weights @ (targets > 0), row_weights @ (targets == 0)
         odds: npt.NDArray[np.float64] = np.divide(have, lack, out=np.zeros(outputs), where=lack > 0)
         return odds
 
@@ -242,7 +244,7 @@ class RegressionSolver(Solver):
     def predictable(self, fitted: Any, others: Any, *, outputs: int) -> BoolArray:
         return np.full((len(others), outputs), len(fitted) > 1)
 
-    def prior_odds(self, targets: Any, *, outputs: int) -> npt.NDArray[np.float64]:
+    def prior_odds(self, targets: Any, *, outputs: int, weights: FloatArray | None = None) -> npt.NDArray[np.float64]:
         return np.ones(outputs)
 
 

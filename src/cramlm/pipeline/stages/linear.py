@@ -148,7 +148,7 @@ def fit_static(run: RunContext, words: Artifact, baseline: Artifact | None, baye
         fit = fit_linear(task, searched, stage="static", vectors=vectors, threads=run.threads, emit=run.emit)
         if reads_more:
             loaded = {name: LinearModel.load(model.path) for name, model in others.items()}
-            fit = self_trained(fit, loaded, task, searched, stage="static", emit=run.emit)
+            fit = self_trained(fit, loaded, task, searched, stage="static", held_out=read_held_out(others), emit=run.emit)
         _save(fit, target, run.config)
 
     inputs: dict[str, Any] = {"task": _task(run.task), "words": words.fingerprint}
@@ -156,6 +156,7 @@ def fit_static(run: RunContext, words: Artifact, baseline: Artifact | None, baye
     if reads_more:
         labelling = {name: model_fingerprint(model) for name, model in others.items()}
         inputs["self_training"] = {"unlabelled": task_fingerprint(run.task)["unlabelled"], "labelled_by": labelling}
+        inputs["self_training"] |= {"format": 2} if len(run.task.dev) < SMALL_DEV else {}
     unused = () if self_training_reads_seed(run.task) else _unused(run.task)
     return run.build(Stage("static", _VERSION, _search_settings(run), inputs, write, unused=unused))
 
