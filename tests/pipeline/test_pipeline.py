@@ -218,6 +218,24 @@ def test_linear_models_are_exported_with_a_small_dev_split_and_scored_on_it_with
     verify(tmp_path / "run/static-on-dev")
 
 
+def test_a_self_trained_model_is_exported_with_a_small_dev_split_and_unlabelled_texts(tmp_path: Path) -> None:
+    paths = write_task(tmp_path / "data", documents=60)
+    words = [topic[:8] for topic in (TOPICS["sea"], TOPICS["hill"])]
+    texts = [f"{words[n % 2][n % 8]} {words[n % 2][n % 5]} zebra{n % 2}" for n in range(40)]
+    write_jsonl(tmp_path / "more.jsonl", [{"text": text} for text in texts])
+    files = {"train": paths["train"], "test": paths["test"], "corpus": [paths["corpus"]], "unlabelled": [str(tmp_path / "more.jsonl")]}
+    config = recipes.static(**files).model_copy(update={"threads": 1, "baseline": BaselineConfig(c=(3.0,))})
+    run(config, out=tmp_path / "run", store=tmp_path / "store")
+    task = read_task(config.task, seed=config.seed)
+    fits = [json.loads((tmp_path / f"run/{stage}/fit.json").read_bytes()) for stage in ("static", "static-on-dev")]
+    assert [fit["unlabelled_weight"] for fit in fits] == [3, 3]
+    assert [fit["train_texts"] for fit in fits] == [len(task.train), len(task.train) + len(task.dev)]
+    assert len(np.load(tmp_path / "run/static/held-out-rows.npy")) == len(task.train)
+    before, after = (LinearModel.load(tmp_path / "run" / name) for name in ("static", "export"))
+    assert all({"zebra0", "zebra1"} <= {term for part in model.tfidf.parts for term in part.terms} for model in (before, after))
+    assert not np.array_equal(before.logits(["zebra0"]), after.logits(["zebra0"]))
+
+
 @pytest.mark.parametrize(("stage", "steps", "evaluations"), [("phase-1-joint", 14, 0), ("phase-2-finetune", 10, 2)])
 def test_an_interrupted_run_ends_with_the_same_bits_and_dev_predictions(
     stage: str, steps: int, evaluations: int, finished: Finished, tmp_path: Path

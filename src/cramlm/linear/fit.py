@@ -313,14 +313,22 @@ def _fit_linear(task: Task, space: SearchSpace, stage: str, vectors: CorpusVecto
 
 
 @on_one_blas_thread
-def refit(model: LinearModel, task: Task, *, seed: int) -> LinearModel:
-    """Fit the setting of a model of few texts again, on the training and the dev texts."""
+def refit(
+    model: LinearModel, task: Task, *, seed: int, with_unlabelled: Callable[[Task], tuple[Task, FloatArray]] | None = None
+) -> LinearModel:
+    """Fit the setting of a model of few texts again, on the training and the dev texts.
+
+    with_unlabelled: takes a task, and returns it with labelled and unlabelled texts as training texts, the latter with a label, and their
+    weights, (n,).
+    """
     assert isinstance(model.setting, Setting), "naive Bayes reads passages as well"
     whole = replace(task, train=(*task.train, *task.dev), dev=task.dev[:1])
-    learned, setting, solver = whole.with_label_texts, model.setting, SOLVERS[task.kind]
+    learned, weights = (whole.with_label_texts, None) if with_unlabelled is None else with_unlabelled(whole)
+    setting, solver = model.setting, SOLVERS[task.kind]
     rows, span = in_features_of(model, learned, seed=seed)
-    coordinates = span.coordinates
-    fitter = solver.fitter(coordinates.rows, solver.targets(learned)[rows.kept], setting, outputs=len(task.labels), seed=seed)
+    coordinates, targets = span.coordinates, solver.targets(learned)[rows.kept]
+    row_weights = None if weights is None else weights[rows.kept]
+    fitter = solver.fitter(coordinates.rows, targets, setting, outputs=len(task.labels), seed=seed, weights=row_weights)
     coefficients = coordinates.restore(fitter(setting.c), *rows.train_parts(setting.vector_weight))
     (adjustment,) = logit_adjustments(whole, (model.tau,)).values()
     return replace(model, tfidf=rows.tfidf, coefficients=coefficients, adjustment=adjustment)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -34,7 +34,7 @@ from cramlm.linear.fit import (
 from cramlm.linear.model import LinearModel
 from cramlm.linear.solvers import SOLVERS, on_one_blas_thread
 from cramlm.linear.teacher import Teacher, align_distribution, label_counts
-from cramlm.records import Emit, Event, Example, FloatArray, IntArray, Task, silent
+from cramlm.records import Emit, Event, FloatArray, IntArray, Task, silent
 
 UNLABELLED_WEIGHT: Final = 3.0
 """Of all unlabelled texts together, as a multiple of the number of labelled ones; 1 to 10 give equal scores (docs/log.md)."""
@@ -81,12 +81,12 @@ def self_trained(
     assert reads_unlabelled(task), "self-training needs unlabelled texts and single labels"
     assert isinstance(fit.model.setting, Setting), "naive Bayes reads unlabelled texts itself"
     began = time.perf_counter()
-    unlabelled = sample_texts(task.unlabelled, MAX_UNLABELLED, seed=space.seed, stream=_SAMPLE_STREAM)
-    emit(Event("start", stage, f"self-training on {len(unlabelled):,} of {len(task.unlabelled):,} unlabelled texts"))
+    read = min(len(task.unlabelled), MAX_UNLABELLED)
+    emit(Event("start", stage, f"self-training on {read:,} of {len(task.unlabelled):,} unlabelled texts"))
     known = held_out or {}
     evidence = {**known, "static": fit.held_out} if known.keys() == others.keys() else None
     teacher = Teacher.of({**others, "static": fit.model}, task, metric=space.metric, held_out=evidence)
-    learned, weights = _with_labels(task, unlabelled, teacher)
+    learned, weights = with_unlabelled(task, teacher, seed=space.seed)
     again = _Again(fit, learned, weights, task, space)
     trained, candidate, outputs = again.best()
     whole, dev = again.whole, again.dev
@@ -181,8 +181,11 @@ class _Again:
         return fold_predictor(self._solver, rows, targets, inside, self._setting, weights=weights, **options)
 
 
-def _with_labels(task: Task, unlabelled: Sequence[Example], teacher: Teacher) -> tuple[Task, FloatArray]:
-    """Return the task with the teacher's labels of unlabelled texts, after the training and label texts; and the weights of all, (n,)."""
+def with_unlabelled(task: Task, teacher: Teacher, *, seed: int) -> tuple[Task, FloatArray]:
+    """Return the task with unlabelled texts, to which the teacher gives labels, after the training and label texts; and the weights of all,
+    (n,).
+    """
+    unlabelled = sample_texts(task.unlabelled, MAX_UNLABELLED, seed=seed, stream=_SAMPLE_STREAM)
     numbers, weights = _labels_with_weights(teacher.soft_labels([example.divided_text for example in unlabelled]), task)
     labels = [task.labels[number] for number in numbers.tolist()]
     learned = (*task.with_label_texts.train, *(replace(text, label=label) for text, label in zip(unlabelled, labels, strict=True)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,7 +27,8 @@ from cramlm.linear.corpus_vectors import build_word_vectors
 from cramlm.linear.cross_validation import DECIDING_TEXTS, SMALL_DEV
 from cramlm.linear.fit import FEW_TEXTS, LinearFit, SearchSpace, fit_linear, fit_reads_seed, refit
 from cramlm.linear.model import FORMAT, LinearModel
-from cramlm.linear.self_training import reads_unlabelled, self_trained, self_training_reads_seed
+from cramlm.linear.self_training import reads_unlabelled, self_trained, self_training_reads_seed, with_unlabelled
+from cramlm.linear.teacher import Teacher
 from cramlm.linear.token_vectors import WORDS_SHARE, fit_token_vectors, join_token_vectors
 from cramlm.linear.word_vectors import CorpusVectors, WordVectors
 from cramlm.model.tokenizer import UNCUT
@@ -222,26 +224,37 @@ def refit_on_dev(run: RunContext, models: Mapping[str, Artifact]) -> dict[str, A
     usual after cross-validation. Dev scores and the teacher's labels come from the models that were fitted without dev.
     """
     task = run.task
-    if not task.dev_is_split_from_train or task.kind == "regression" or task.unlabelled or not read_held_out(models):
+    if not task.dev_is_split_from_train or task.kind == "regression" or not read_held_out(models):
         return dict(models)
-    return {name: model if name == "bayes" else _refit(run, name, model) for name, model in models.items()}
+    return {name: model if name == "bayes" else _refit(run, name, models) for name, model in models.items()}
 
 
-def _refit(run: RunContext, name: str, fitted: Artifact) -> Artifact:
-    stage = f"{name}-on-dev"
+def _refit(run: RunContext, name: str, models: Mapping[str, Artifact]) -> Artifact:
+    """Fit one of the linear models of a run again; one that was self-trained also on unlabelled texts, which all of them label again."""
+    stage, fitted = f"{name}-on-dev", models[name]
+    report = json.loads((fitted.path / FIT_FILE).read_bytes())
+    reads_more = report["unlabelled_weight"] > 0
 
     def write(target: Path) -> None:
         run.emit(Event("start", stage))
-        words = _words_of(run)
-        model = refit(LinearModel.load(fitted.path), words, seed=run.config.seed)
+        words, seed, label = _words_of(run), run.config.seed, None
+        if reads_more:
+            loaded = {each: LinearModel.load(model.path) for each, model in models.items()}
+            teacher = Teacher.of(loaded, words, metric=run.config.metric, held_out=read_held_out(models))
+            label = partial(with_unlabelled, teacher=teacher, seed=seed)
+        model = refit(LinearModel.load(fitted.path), words, seed=seed, with_unlabelled=label)
         model.save(target)
-        report = json.loads((fitted.path / FIT_FILE).read_bytes())
-        report |= {"features": model.coefficients.weights.shape[0], "train_texts": report["train_texts"] + len(words.dev)}
-        write_json(target / FIT_FILE, report)
+        more = {"features": model.coefficients.weights.shape[0], "train_texts": report["train_texts"] + len(words.dev)}
+        write_json(target / FIT_FILE, report | more)
         run.emit(Event("done", stage, f"fitted again in the chosen setting, on {len(words.train)} training and {len(words.dev)} dev texts"))
 
-    inputs = {"model": model_fingerprint(fitted), "task": _task(run.task)}
-    return run.build(Stage(stage, 2, run.config.word_settings, inputs, write))
+    inputs: dict[str, Any] = {"model": model_fingerprint(fitted), "task": _task(run.task)}
+    settings: dict[str, Any] = dict(run.config.word_settings)
+    if reads_more:
+        inputs["unlabelled"] = task_fingerprint(run.task)["unlabelled"]
+        inputs["labelled_by"] = {each: model_fingerprint(model) for each, model in models.items()}
+        settings |= {"seed": run.config.seed, "metric": run.config.metric}
+    return run.build(Stage(stage, 2, settings, inputs, write))
 
 
 def read_held_out(models: Mapping[str, Artifact]) -> dict[str, HeldOut]:
