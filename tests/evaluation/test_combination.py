@@ -16,9 +16,18 @@ from scipy.special import expit, softmax
 
 from cramlm.data.labels import format_labels
 from cramlm.evaluation.calibration import Calibration, calibrate_labels, calibrate_numbers
-from cramlm.evaluation.combination import EXPECTED_GAP, SHRINKAGE, Combination, HeldOut, calibrate, calibrate_on_dev, combine_on_dev
+from cramlm.evaluation.combination import (
+    EXPECTED_GAP,
+    EXPECTED_GAP_UNLABELLED,
+    SHRINKAGE,
+    Combination,
+    HeldOut,
+    calibrate,
+    calibrate_on_dev,
+    combine_on_dev,
+)
 from cramlm.evaluation.kinds import main_metric
-from cramlm.records import FloatArray, Task
+from cramlm.records import Example, FloatArray, Task
 
 TRUTH = np.arange(300) % len(LABELS)
 TASK = dev_task([LABELS[label] for label in TRUTH])
@@ -169,15 +178,18 @@ def test_training_texts_out_of_fold_decide_the_weights_of_linear_models_where_de
     assert {name: fit.losses[name] for name in held_out} == pytest.approx(on_both, abs=0.01), "as if those texts were of dev"
 
 
-def test_the_dev_loss_of_a_model_without_predictions_out_of_fold_counts_by_the_number_of_dev_texts() -> None:
+@pytest.mark.parametrize(("unlabelled", "gap"), [((), EXPECTED_GAP), (TASK.dev[:1], EXPECTED_GAP_UNLABELLED)])
+def test_the_dev_loss_of_a_model_without_predictions_out_of_fold_counts_by_the_number_of_dev_texts(
+    unlabelled: tuple[Example, ...], gap: float
+) -> None:
     models = {"static": model(2.0, seed=2), "tlm": model(2.0, seed=3)}
     held_out = {"static": HeldOut(OUT_OF_FOLD, models["static"][FEW:])}
     on_dev = {name: values[:FEW] for name, values in models.items()}
-    fit = combine_on_dev(DEV_AND_TRAIN, on_dev, metric="macro_f1", held_out=held_out)
+    fit = combine_on_dev(replace(DEV_AND_TRAIN, unlabelled=unlabelled), on_dev, metric="macro_f1", held_out=held_out)
     truth = TRUTH[:FEW]
     losses = [-fit.combination.models[name].log_probabilities(on_dev[name])[np.arange(FEW), truth].mean() for name in ("tlm", "static")]
     share = FEW / (FEW + SHRINKAGE)
-    expected = share * (losses[0] - losses[1]) + (1 - share) * EXPECTED_GAP
+    expected = share * (losses[0] - losses[1]) + (1 - share) * gap
     assert fit.losses["tlm"] - fit.losses["static"] == pytest.approx(expected, abs=1e-6)
 
 

@@ -29,8 +29,9 @@ FORMAT: Final = 3
 LOSS_SCALE: Final = 0.1
 """The weight of a model is proportional to exp(-loss / LOSS_SCALE), its calibrated dev loss in nats (docs/log.md)."""
 SHRINKAGE: Final = 50  # dev texts; see `_calibrated`
-EXPECTED_GAP: Final = 0.1
-"""Calibrated loss of an encoder with 100 labels less that of the best linear model, in nats, on average (docs/log.md)."""
+EXPECTED_GAP, EXPECTED_GAP_UNLABELLED = 0.1, 0.02
+"""Calibrated loss of an encoder with 100 labels less that of the best linear model, in nats, on average; without and with unlabelled texts
+of the task (docs/log.md)."""
 LARGEST_GAP: Final = 0.3
 """A model whose calibrated dev loss exceeds the lowest by more nats, of weight below 0.05, is left out."""
 
@@ -145,7 +146,7 @@ def _calibrated(
     """Calibrate models on dev and the training texts that they predict out of fold. whole: the task with both as dev.
 
     A model without such predictions is calibrated on dev. Its loss is the lowest loss of the other models plus an estimated difference:
-    that on the n dev texts, which is mostly chance, with the weight n / (n + SHRINKAGE), and `EXPECTED_GAP` with the rest of the weight.
+    that on the n dev texts, which is mostly chance, with the weight n / (n + SHRINKAGE), and the expected one with the rest of the weight.
     """
     if not held_out:
         return {name: calibrate_on_dev(task, values, metric=metric) for name, values in outputs.items()}
@@ -154,10 +155,11 @@ def _calibrated(
     best = min(calibrations, key=lambda name: calibrations[name].loss)
     reference = _dev_loss(calibrations[best], outputs[best], task, metric)
     share = len(task.dev) / (len(task.dev) + SHRINKAGE)
+    expected = EXPECTED_GAP_UNLABELLED if task.unlabelled else EXPECTED_GAP
     for name in outputs.keys() - held_out.keys():
         alone = calibrate_on_dev(task, outputs[name], metric=metric)
         difference = _dev_loss(alone, outputs[name], task, metric) - reference
-        calibrations[name] = replace(alone, loss=calibrations[best].loss + share * difference + (1 - share) * EXPECTED_GAP)
+        calibrations[name] = replace(alone, loss=calibrations[best].loss + share * difference + (1 - share) * expected)
     return {name: calibrations[name] for name in outputs}
 
 
