@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -26,9 +27,12 @@ import typer
 from commands import cramlm, error_line, printed, start, succeed
 from cramlm import Index
 from cramlm.cli.app import app
+from cramlm.cli.models import predicted_rows
 from cramlm.cli.runs import EXTRAS
 from cramlm.config.run import load_config, read_toml, to_toml
+from cramlm.inference.predictor import load_predictor
 from cramlm.recipes.describe import stages_of
+from cramlm.records import AnyPrediction, Example
 from jsonl import read_jsonl
 from ranks import free_port
 from server_process import PATIENCE
@@ -112,6 +116,25 @@ def test_predict_writes_the_same_predictions_in_input_order_to_stdout_and_to_fil
     cramlm("predict", fitted / "run/export", tmp_path / "new.csv", "--out", tmp_path / "predictions.tsv")
     assert list(csv.DictReader((tmp_path / "predictions.tsv").read_text("utf-8").splitlines(), delimiter="\t")) == rows
     assert printed("predict", fitted / "run/export", "-", "--out", "-", stdin=texts).splitlines() == lines
+
+
+def test_the_rows_of_many_texts_are_written_before_all_texts_are_predicted(linear_runs: Path, tmp_path: Path) -> None:
+    predictor, texts = load_predictor(linear_runs / "tfidf"), [f"wave ship {'summit ' * (number % 7)}" for number in range(20_000)]
+    (tmp_path / "new.txt").write_text("\n".join(texts), "utf-8")
+    succeed("predict", linear_runs / "tfidf", tmp_path / "new.txt", "--out", tmp_path / "predictions.jsonl")
+    expected = [{"id": str(line), **asdict(prediction)} for line, prediction in enumerate(predictor.predict(texts), start=1)]
+    assert read_jsonl(tmp_path / "predictions.jsonl") == expected
+    predicted: list[str] = []
+
+    def predict_some(some: list[str], pairs: list[str | None]) -> list[AnyPrediction]:
+        predicted.extend(some)
+        return predictor.predict(some, pairs)
+
+    rows = predicted_rows([Example(row["id"], text, None, None) for row, text in zip(expected, texts, strict=True)], predict_some)
+    assert next(rows) == expected[0]
+    assert 0 < len(predicted) < len(texts) / 2
+    assert [expected[0], *rows] == expected
+    assert predicted == texts
 
 
 def test_predictions_stand_beside_the_columns_of_a_spreadsheet_in_its_form(fitted: Path, tmp_path: Path) -> None:

@@ -10,11 +10,11 @@ import re
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, assert_never
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, assert_never
 
 import typer
 
@@ -45,7 +45,9 @@ if TYPE_CHECKING:
     from cramlm.data.task import RowFormat
     from cramlm.inference.predictor import AnyPredictor
     from cramlm.io.readers import Table
-    from cramlm.records import AnyPrediction, FloatArray, SelectivePrediction
+    from cramlm.records import AnyPrediction, Example, FloatArray, SelectivePrediction
+
+_AT_ONCE: Final = 8192  # texts predicted before their rows are written; many, since an encoder computes texts of similar lengths together
 
 
 def evaluate(
@@ -138,7 +140,7 @@ def predict(
     from cramlm.inference.folders import model_of
     from cramlm.inference.predictor import load_predictor
     from cramlm.io.readers import Table
-    from cramlm.storage.artifacts import publish_file, refuse_output
+    from cramlm.storage.artifacts import publish_lines, refuse_output
 
     separator = None
     if out is not None:
@@ -153,25 +155,33 @@ def predict(
     predictor = load_predictor(folder, precision=precision, device=device, model_part=model_part)
     if separator is not None:
         _refuse_joined_labels(predictor, label_separator)
-    texts, pairs = [example.text for example in examples], [example.text_pair for example in examples]
-    predictions: Sequence[AnyPrediction | SelectivePrediction]
-    if abstain_below is None and abstain_at_accuracy is None:
-        predictions = predictor.predict(texts, pairs)
-    else:
+    predict_some: Callable[[list[str], list[str | None]], Sequence[AnyPrediction | SelectivePrediction]] = predictor.predict
+    if abstain_below is not None or abstain_at_accuracy is not None:
         below = abstain_threshold(predictor.calibrated(), abstain_below, abstain_at_accuracy)
-        predictions = predictor.predict_or_abstain(texts, pairs, below=below)
-    rows = ({"id": example.id, **_fields_of(prediction)} for example, prediction in zip(examples, predictions, strict=True))
+        predict_some = partial(predictor.predict_or_abstain, below=below)
+    rows = predicted_rows(examples, predict_some)
     if out is None:
         sys.stdout.writelines(json_lines(rows))
         return
     if separator is None:
-        content = "".join(json_lines(rows))
+        lines = json_lines(rows)
     elif table is None:
-        content = table_of(map(with_columns, rows), separator, label_separator=label_separator)
+        lines = table_lines(map(with_columns, rows), separator, label_separator=label_separator)
     else:
-        content = beside_columns(table, rows, separator, label_separator=label_separator)
-    publish_file(out, content.encode())
+        lines = beside_columns(table, rows, separator, label_separator=label_separator)
+    publish_lines(out, lines)
     print(f"{counted(len(examples), 'prediction')}{'' if table is None else f' beside the columns of {file}'}: {out}")
+
+
+def predicted_rows(
+    examples: Sequence[Example], predict_some: Callable[[list[str], list[str | None]], Sequence[AnyPrediction | SelectivePrediction]]
+) -> Iterator[dict[str, Any]]:
+    """Yield the id and the prediction of each example, in order; `_AT_ONCE` predictions are in memory at a time."""
+    for start in range(0, len(examples), _AT_ONCE):
+        some = examples[start : start + _AT_ONCE]
+        predictions = predict_some([example.text for example in some], [example.text_pair for example in some])
+        for example, prediction in zip(some, predictions, strict=True):
+            yield {"id": example.id, **_fields_of(prediction)}
 
 
 def serve(
@@ -416,7 +426,7 @@ def label_next(
     from cramlm.inference.folders import columns_of, model_of, task_of
     from cramlm.inference.label_next import label_next as choose
     from cramlm.inference.predictor import load_predictor
-    from cramlm.storage.artifacts import publish_file, refuse_output
+    from cramlm.storage.artifacts import publish_lines, refuse_output
 
     separator = None
     if out is not None:
@@ -454,11 +464,11 @@ def label_next(
         }
         for each in choice.chosen
     ]
-    content = "".join(json_lines(rows)) if separator is None else table_of(rows, separator)
+    lines = json_lines(rows) if separator is None else table_lines(rows, separator)
     if out is None:
-        sys.stdout.write(content)
+        sys.stdout.writelines(lines)
     else:
-        publish_file(out, content.encode())
+        publish_lines(out, lines)
         print(f"{counted(len(rows), 'text')}: {out}")
 
 
@@ -480,26 +490,32 @@ def with_columns(row: Mapping[str, Any]) -> dict[str, Any]:
     return flat | {f"probability_{label}": value for label, value in row.get("probabilities", {}).items()}
 
 
-def beside_columns(table: Table, predictions: Iterable[Mapping[str, Any]], separator: str, *, label_separator: str) -> str:
-    """Return a table with the predictions of its rows in further columns, the label as `predicted`.
+def beside_columns(table: Table, predictions: Iterable[Mapping[str, Any]], separator: str, *, label_separator: str) -> Iterator[str]:
+    """Yield the lines of a table with the predictions of its rows in further columns, the label as `predicted`.
 
     separator: that of the format; a .csv file with semicolons keeps them, and a byte order mark is kept, for the program that reads it.
-    label_separator: as in `table_of`.
+    label_separator: as in `table_lines`.
 
     Raises:
         UsageError: if a column of the predictions is in the table already.
     """
-    joined = []
-    for row, prediction in zip(table.rows, predictions, strict=True):
-        named = {"predicted" if name in ("label", "labels", "value") else name: value for name, value in prediction.items() if name != "id"}
-        columns = with_columns(named)
-        if own := row.keys() & columns.keys():
-            raise UsageError(
-                f"{table.path}: it has a column {min(own)!r} already, as the predictions do; rename it, or drop --keep-columns"
-            )
-        joined.append(row | columns)
-    mark = "\N{BYTE ORDER MARK}" if table.marked else ""
-    return mark + table_of(joined, ";" if (separator, table.separator) == (",", ";") else separator, label_separator=label_separator)
+
+    def joined() -> Iterator[dict[str, Any]]:
+        for row, prediction in zip(table.rows, predictions, strict=True):
+            named = {
+                "predicted" if name in ("label", "labels", "value") else name: value for name, value in prediction.items() if name != "id"
+            }
+            columns = with_columns(named)
+            if own := row.keys() & columns.keys():
+                raise UsageError(
+                    f"{table.path}: it has a column {min(own)!r} already, as the predictions do; rename it, or drop --keep-columns"
+                )
+            yield row | columns
+
+    if table.marked:
+        yield "\N{BYTE ORDER MARK}"
+    written = ";" if (separator, table.separator) == (",", ";") else separator
+    yield from table_lines(joined(), written, label_separator=label_separator)
 
 
 def separator_of(out: Path) -> str | None:
@@ -519,19 +535,15 @@ def json_lines(rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     return (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
-def table_of(rows: Iterable[Mapping[str, Any]], separator: str, *, label_separator: str = "|") -> str:
-    """Return rows of equal keys as a table with a header; None is empty. Nothing if there is no row.
+def table_lines(rows: Iterable[Mapping[str, Any]], separator: str, *, label_separator: str = "|") -> Iterator[str]:
+    """Yield the lines of a table of rows with equal keys, the header first; None is empty. Nothing if there is no row.
 
     label_separator: between the labels of a cell.
     """
-    lines = []
     for number, row in enumerate(rows):
         if not number:
-            lines.append(_line(row, separator))
-        lines.append(
-            _line((label_separator.join(value) if isinstance(value, list | tuple) else value for value in row.values()), separator)
-        )
-    return "".join(lines)
+            yield _line(row, separator)
+        yield _line((label_separator.join(value) if isinstance(value, list | tuple) else value for value in row.values()), separator)
 
 
 def _refuse_joined_labels(predictor: AnyPredictor, separator: str) -> None:
