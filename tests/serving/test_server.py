@@ -97,7 +97,8 @@ def test_http_python_and_the_command_line_give_the_same_predictions_when_the_fol
 
 
 def test_predictions_do_not_depend_on_other_requests_in_the_batch(server: Server, predictor: Predictor, texts: list[str]) -> None:
-    requests = [[text] for text in texts] + [texts[start : start + size] for start, size in ((1, 3), (4, 10), (14, 26))]
+    written = [text for text in texts if text]
+    requests = [[text] for text in written] + [written[start : start + size] for start, size in ((0, 3), (3, 10), (13, 26))]
     with ThreadPoolExecutor(16) as pool:
         responses = list(pool.map(lambda request: server.post("/v1/predict", {"texts": request}), requests * 3))
     for request, response in zip(requests * 3, responses, strict=True):
@@ -139,6 +140,8 @@ def test_pairs_are_classified_as_in_python_and_long_texts_are_marked_as_truncate
         (422, b'{"texts": ["\\ud83d"]}', "lone surrogate"),
         (422, b'{"texts": ["a"], "\\ud83d": 1}', "lone surrogate"),
         (422, b'{"texts": ["\\u0000"]}', "U+0000"),
+        (422, b'{"texts": ["a", " \\n"]}', "text 2: is blank; write a text, or leave it out"),
+        (422, b'{"texts": ["a"], "pairs": [""]}', "pair 1: is blank; write a text, or leave it out"),
         (422, b'{"texts": ["a"], "pairs": []}', "1 texts but 0 pairs"),
         (422, b'{"texts": ["a"], "model": "other"}', "model: unknown field"),
         (422, b'{"texts": ["a"], "url": "file:///etc/passwd"}', "url: unknown field"),

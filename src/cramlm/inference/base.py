@@ -60,7 +60,8 @@ class BasePredictor(ABC):
 
     def predict(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> list[AnyPrediction]:
         """Return a prediction for each text (or pair of texts) in order: a `Prediction` (label and all probabilities); of a multi-label
-        model a `LabelsPrediction`; of a regression a `NumberPrediction`.
+        model a `LabelsPrediction`; of a regression a `NumberPrediction`. Of a blank text it is that of a text without words; commands and
+        the server refuse such texts.
 
         Raises:
             UsageError: if `texts` is one string or a table, or `pairs` has another length, or is not what the model was trained on.

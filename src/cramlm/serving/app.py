@@ -356,7 +356,7 @@ def _check_texts(texts: Sequence[str], pairs: Sequence[str | None], limits: Limi
     """Check the limits of a request.
 
     Raises:
-        HTTPException: 413 for too many or too long texts, 422 for U+0000, lone surrogates or another number of pairs.
+        HTTPException: 413 for too many or too long texts, 422 for a blank one, U+0000, lone surrogates or another number of pairs.
     """
     if len(texts) > limits.texts:
         raise HTTPException(413, f"{len(texts)} texts in one request, at most {limits.texts} are allowed; send them in several requests")
@@ -368,6 +368,8 @@ def _check_texts(texts: Sequence[str], pairs: Sequence[str | None], limits: Limi
                 continue
             if len(value) > limits.characters:
                 raise HTTPException(413, f"{name} {number}: has {len(value)} characters, at most {limits.characters} allowed; shorten it")
+            if not value.strip():
+                raise HTTPException(422, f"{name} {number}: is blank; write a text, or leave it out")
             if "\0" in value:
                 raise HTTPException(422, f"{name} {number}: contains U+0000; remove it")
             if not _is_whole(value):
