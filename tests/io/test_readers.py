@@ -311,6 +311,46 @@ def test_a_parquet_column_of_lists_holds_several_labels_of_each_text(tmp_path: P
     assert fault(path).endswith("; for several labels per text pass --task-type multi-label, or pass --label-column")
 
 
+def write_like_datasets(path: Path, table: dict[str, Any], features: Any) -> Path:
+    """Write a table with metadata as Hugging Face's datasets has it (`Dataset.to_parquet`)."""
+    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
+    pq.write_table(pa.table(table).replace_schema_metadata(metadata), path)
+    return path
+
+
+SEA_OR_HILL = {"names": ["sea", "hill"], "_type": "ClassLabel"}
+
+
+def test_numbers_of_class_labels_in_a_parquet_file_are_read_as_their_names_and_minus_one_as_no_label(tmp_path: Path) -> None:
+    features = {"text": {"dtype": "string", "_type": "Value"}, "label": SEA_OR_HILL}
+    table = {"text": ["a", "b", "c", "d"], "label": [1, 0, -1, None]}
+    path = write_like_datasets(tmp_path / "a.parquet", table, features)
+    assert rows(path) == [("a", "hill"), ("b", "sea"), ("c", None), ("d", None)]
+    assert rows(path, (Column("text"), Column("label", "number"))) == [("a", "1"), ("b", "0"), ("c", "-1"), ("d", None)]
+    for number in (2, -2):
+        outside = write_like_datasets(tmp_path / "outside.parquet", table | {"label": [1, number, 0, 0]}, features)
+        assert fault(outside) == f":2: 'label' is {number}, and the metadata of the file has names for 0 to 1; fix it"
+        assert rows(outside, on_bad_row="skip") == [("a", "hill"), ("c", "sea"), ("d", "sea")]
+
+
+@pytest.mark.parametrize("kind", [[SEA_OR_HILL], {"feature": SEA_OR_HILL, "_type": "Sequence"}, {"feature": SEA_OR_HILL, "_type": "List"}])
+def test_lists_of_class_labels_in_a_parquet_file_are_read_as_their_names(tmp_path: Path, kind: Any) -> None:
+    table = {"text": ["a", "b"], "label": [[1, 0], []]}
+    path = write_like_datasets(tmp_path / "a.parquet", table, {"label": kind})
+    assert rows(path, (Column("text"), Column("label", "labels"))) == [("a", '["hill", "sea"]'), ("b", "[]")]
+
+
+@pytest.mark.parametrize(
+    "features",
+    [
+        *([], None, {"label": None}, {"label": []}, {"label": {"_type": "Value", "dtype": "int64"}}),
+        *({"label": {"_type": "ClassLabel", "names": names}} for names in (None, [], ["a", "a"], [1, 2])),
+    ],
+)
+def test_a_parquet_file_without_names_of_its_labels_gives_their_numbers(tmp_path: Path, features: Any) -> None:
+    assert rows(write_like_datasets(tmp_path / "a.parquet", {"text": ["a"], "label": [1]}, features)) == [("a", "1")]
+
+
 def test_a_truncated_parquet_file_is_reported(tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "a.parquet", {"text": [f"text {n}" for n in range(3000)], "label": ["x"] * 3000})
     data = path.read_bytes()

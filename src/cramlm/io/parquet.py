@@ -1,16 +1,20 @@
-"""Parquet files, read in batches of bounded size after checking the types of the columns."""
+"""Parquet files, read in batches of bounded size after checking the types of the columns.
+
+A label that Hugging Face's datasets stores as the number of a name (`ClassLabel`) is read as the name, and its -1 as no label.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from cramlm.errors import DataError
+from cramlm.errors import DataError, brief
 from cramlm.io.paths import FileStamp, RemoteFile, check_unchanged
 from cramlm.io.rows import Column, Row, RowCounts, find_columns, from_cell, labels_value
 from cramlm.io.streams import look_like
@@ -60,12 +64,13 @@ class ParquetFile:
                     for column, index in zip(columns, indices, strict=True):
                         if index is not None:
                             _check_type(path, column, schema.field(index).type)
+                    classes = _class_names(schema, columns)
                     names = [column.name for column, index in zip(columns, indices, strict=True) if index is not None]
                     total = max(1, file.metadata.num_rows)
                     batch_rows = _batch_rows(path, handle, file.metadata, names, size=self.stamp.bytes)
                     batches = file.iter_batches(batch_size=batch_rows, columns=names)
                 for batch in batches:
-                    yield from _rows_of(batch, names, columns, counts, limit=limit)
+                    yield from _rows_of(batch, names, columns, classes, counts, limit=limit)
                     self.raw_bytes = self.stamp.bytes * counts.rows_read // total
         except (pa.ArrowException, OSError, _DamagedError) as error:
             check_unchanged(self.stamp)  # a file that is being written is not damaged
@@ -75,13 +80,15 @@ class ParquetFile:
         check_unchanged(self.stamp)
 
 
-def _rows_of(batch: Any, names: Sequence[str], columns: Sequence[Column], counts: RowCounts, *, limit: int) -> Iterator[Row]:
-    """Yield the rows of a batch; count and refuse bad ones. names: of the columns that the file has."""
+def _rows_of(
+    batch: Any, names: Sequence[str], columns: Sequence[Column], classes: Mapping[str, list[str]], counts: RowCounts, *, limit: int
+) -> Iterator[Row]:
+    """Yield the rows of a batch; count and refuse bad ones. names: of the columns that the file has. classes: `_class_names`."""
     lists = {name: _values(batch.column(name)) for name in names}
     missing = [None] * batch.num_rows
     raw_rows = zip(*(lists.get(column.name, missing) for column in columns), strict=True)
     for line, raw in enumerate(raw_rows, start=counts.rows_read + 1):
-        row = _row(line, raw, columns)
+        row = _row(line, raw, columns, classes)
         if isinstance(row, str):
             counts.refuse(line, row)
         # A character has at most four bytes, so that only texts near the limit are encoded.
@@ -128,6 +135,23 @@ def _check_type(path: Path | RemoteFile, column: Column, kind: Any) -> None:
             "for several labels per text pass --task-type multi-label" if column.kind == "label" and is_list else "convert it to strings"
         )
         raise DataError(f"{path}: column {column.name!r} has the type {kind}; {remedy}, or pass {column.flag}")
+
+
+def _class_names(schema: Any, columns: Sequence[Column]) -> dict[str, list[str]]:
+    """Return the names of the classes of each column of labels that datasets wrote as `ClassLabel`, or as lists of them."""
+    try:
+        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+        kinds = {column.name: features.get(column.name) for column in columns if column.kind in ("label", "labels")}
+    except (KeyError, TypeError, AttributeError, ValueError, RecursionError):
+        return {}
+    classes = {}
+    for name, kind in kinds.items():
+        kind = kind[0] if isinstance(kind, list) and kind else kind  # of a list the form depends on the version of datasets
+        kind = kind["feature"] if isinstance(kind, dict) and "feature" in kind else kind
+        names = kind.get("names") if isinstance(kind, dict) and kind.get("_type") == "ClassLabel" else None
+        if isinstance(names, list) and names and all(isinstance(each, str) for each in names) and len(set(names)) == len(names):
+            classes[name] = names
+    return classes
 
 
 def _batch_rows(path: Path | RemoteFile, handle: Any, metadata: Any, names: Sequence[str], *, size: int) -> int:
@@ -196,10 +220,15 @@ def _shortened(value: Any, kind: Callable[[float], object]) -> Any:
     return None if value is None else float(str(kind(value)))
 
 
-def _row(line: int, raw: Sequence[Any], columns: Sequence[Column]) -> Row | str:
-    """Return the row, or the reason to reject it."""
+def _row(line: int, raw: Sequence[Any], columns: Sequence[Column], classes: Mapping[str, list[str]]) -> Row | str:
+    """Return the row, or the reason to reject it. classes: `_class_names`."""
     values: list[str | None] = []
     for value, column in zip(raw, columns, strict=True):
+        if (names := classes.get(column.name)) is not None:
+            try:
+                value = _named(value, names)
+            except IndexError:
+                return f"{column.name!r} is {brief(value, 30)}, and the metadata of the file has names for 0 to {len(names) - 1}"
         if isinstance(value, UnicodeDecodeError):
             return f"{column.name!r} is not UTF-8"
         if value is None or (isinstance(value, float) and math.isnan(value)):
@@ -213,6 +242,21 @@ def _row(line: int, raw: Sequence[Any], columns: Sequence[Column]) -> Row | str:
         else:
             values.append(from_cell(_spelled(value), column))
     return Row(line, tuple(values))
+
+
+def _named(value: Any, names: list[str]) -> Any:
+    """Return the name of a class, or None for its number -1; a list of both; any value but an integer unchanged.
+
+    Raises:
+        IndexError: if there is no such class.
+    """
+    if isinstance(value, list):
+        return [_named(each, names) for each in value]
+    if type(value) is not int:
+        return value
+    if value < -1:
+        raise IndexError(value)
+    return None if value == -1 else names[value]
 
 
 def _spelled(value: Any) -> str:
