@@ -9,7 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cramlm.config.run import TaskConfig
-from cramlm.data.task import RowFormat, load_task, read_examples, read_task, save_task, split_dev, task_fingerprint, text_key
+from cramlm.data.task import (
+    RowFormat,
+    count_training,
+    load_task,
+    read_examples,
+    read_task,
+    save_task,
+    split_dev,
+    task_fingerprint,
+    text_key,
+)
 from cramlm.errors import ArtifactError, DataError, UsageError
 from cramlm.records import Event, Example, Scale, Task, silent
 from jsonl import write_jsonl, write_labelled
@@ -119,8 +129,18 @@ def test_a_split_loses_no_row_shares_no_text_and_leaves_every_label_in_train(
 
 def test_one_text_many_times_is_too_little_for_a_dev_set() -> None:
     examples = [Example(f"{number}", "the same text", None, "ab"[number % 2]) for number in range(8)]
-    with pytest.raises(DataError, match=r"^1 distinct training text, too few to split a dev set off; pass --dev, or add rows$"):
+    with pytest.raises(DataError, match=r"^1 distinct text, too few to split a dev set off$"):
         split_dev(examples, fraction=0.1, seed=1)
+
+
+def test_a_training_file_of_too_few_texts_for_a_dev_set_is_named_with_a_remedy(tmp_path: Path) -> None:
+    remedy = "too few to split a dev set off; pass --dev FILE, or add rows with other texts"
+    with pytest.raises(DataError, match=f"train.jsonl: 2 distinct texts, {remedy}, of which one label needs at least 2$"):
+        read(tmp_path, [("ship", "sea"), ("Ship ", "sea"), ("ridge", "hill"), ("ridge", "hill")])
+    with pytest.raises(DataError, match=f"train.jsonl: 1 distinct text, {remedy}$"):
+        read(tmp_path, [("ship", 1), ("ship", 2)], kind="regression")
+    with pytest.raises(DataError, match=r"train.jsonl: 1 distinct text, "):
+        count_training(TaskConfig(train=str(tmp_path / "train.jsonl"), kind="regression"), seed=1)
 
 
 def test_fingerprints_depend_on_content_and_order_only(tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def read_task(config: TaskConfig, *, seed: int, emit: Emit = silent) -> Task:
     for split, path, examples in (("dev", config.dev, dev), ("test", config.test, test)):
         _check_unseen(split, path, examples, labels, config, emit)
     if config.dev is None:
-        train, dev = split_dev(train, fraction=config.dev_fraction, seed=seed, stratum=rules.stratum)
+        train, dev = _split_train(train, config, seed=seed)
         message = f"no dev file: {len(dev):,} of {len(train) + len(dev):,} training rows split off for dev (seed {seed})"
         emit(Event("note", KIND, message, data={"dev": [example.id for example in dev]}))
     train_labels = [_label(example) for example in train]
@@ -168,7 +168,7 @@ def count_training(config: TaskConfig, *, seed: int) -> LabelledSize:
     train = _read_train(config, silent)
     labels = rules.task_labels([_label(example) for example in train], config.label_column)
     if config.dev is None:
-        train, _ = split_dev(train, fraction=config.dev_fraction, seed=seed, stratum=rules.stratum)
+        train, _ = _split_train(train, config, seed=seed)
     marked = Markers.of_single([(example.text, example.text_pair) for example in train]) is not None
     return LabelledSize(len(train), len(labels), marked, paired=all(example.text_pair is not None for example in train))
 
@@ -292,7 +292,7 @@ def split_dev(
     if not chosen:
         spare = next((groups_of[0] for groups_of in by_label.values() if len(groups_of) > 1), None)
         if spare is None:
-            raise DataError(f"{counted(len(groups), 'distinct training text')}, too few to split a dev set off; pass --dev, or add rows")
+            raise DataError(f"{counted(len(groups), 'distinct text')}, too few to split a dev set off")
         chosen.update(spare)
     train = [example for index, example in enumerate(examples) if index not in chosen]
     return train, [examples[index] for index in sorted(chosen)]
@@ -336,6 +336,16 @@ def _read_split(split: Split, path: str, config: TaskConfig, emit: Emit) -> list
         emit=lambda event: emit(Event(event.kind, KIND, event.message, data={**event.data, "split": split})),
     )
     return [Example(f"{split}:{example.id}", example.text, example.text_pair, example.label) for example in examples]
+
+
+def _split_train(train: Sequence[Example], config: TaskConfig, *, seed: int) -> tuple[list[Example], list[Example]]:
+    """As `split_dev`, of a training file without a dev file; its error names the file and the remedy."""
+    try:
+        return split_dev(train, fraction=config.dev_fraction, seed=seed, stratum=RULES[config.kind].stratum)
+    except DataError as error:
+        remedy = "pass --dev FILE, or add rows with other texts"
+        least = ", of which one label needs at least 2" if config.kind == "classification" else ""
+        raise DataError(f"{config.train}: {error}; {remedy}{least}") from error
 
 
 def _named(train: str) -> str:
