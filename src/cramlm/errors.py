@@ -15,7 +15,7 @@ A message is one line: the object, the rule, the value and the remedy.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 
 class CramError(Exception):
@@ -103,3 +103,17 @@ def counted(number: int, singular: str, plural: str | None = None) -> str:
 def size(count: int) -> str:
     """Return a number of bytes, like "0.4 MB", "12 MB" and "1.9 GB"."""
     return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.{0 if count >= 1e7 else 1}f} MB"
+
+
+def list_fault(value: object, expected: str = "a list of strings", *, most_dimensions: int = 1) -> str:
+    """Return why a value is no list, with the remedy, like "is a set; pass a list of strings"; "" if it holds others in an order.
+
+    A string would be read as characters, a mapping as its keys, a table as names of columns, a set in no order. expected: what to pass.
+    most_dimensions: of an array or a table.
+    """
+    if isinstance(value, str | bytes):
+        return f"is one string ({brief(value, 30)}); pass {expected}"
+    if isinstance(value, Mapping | Set) or not isinstance(value, Iterable):
+        return f"is a {type(value).__name__}; pass {expected}"
+    dimensions = len(getattr(value, "shape", (0,)))  # a polars data frame has a shape and no ndim
+    return "" if 1 <= dimensions <= most_dimensions else f"has {dimensions} dimensions; pass one column of it, or {expected}"

@@ -19,7 +19,7 @@ import shutil
 import tempfile
 import weakref
 from abc import ABC
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,7 +35,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from cramlm.data.labels import LARGEST_NUMBER, RULES, format_labels, format_number
 from cramlm.data.task import split_dev, text_key
-from cramlm.errors import CramError, DataError, UsageError, brief, counted
+from cramlm.errors import CramError, DataError, UsageError, brief, counted, list_fault
 from cramlm.records import Emit, Event, Example, FloatArray, TaskKind, silent
 from cramlm.storage.artifacts import MANIFEST, hash_json, open_artifact, publish, publish_file, refuse_foreign
 from cramlm.storage.locks import lock, wait_while_locked
@@ -475,12 +475,12 @@ def checked_texts(values: Any, name: str) -> Texts:
     Raises:
         InvalidInput: for a single string, other dimensions, no texts, or a value that is not a string (with its index).
     """
-    if not _is_list(values):
-        raise InvalidInput(f"{name} is a {type(values).__name__}; pass a list of strings")
-    shape: tuple[int, ...] = getattr(values, "shape", (0,))  # a polars data frame has a shape and no ndim
-    if len(shape) > 2 or (len(shape) == 2 and shape[1] != 2):
-        what = f"{shape[1]} columns" if len(shape) == 2 and shape[1] != 1 else f"{len(shape)} dimensions"
-        raise InvalidInput(f"{name} has {what}: pass a list of texts or one column of a table, or two columns for pairs of texts")
+    if fault := list_fault(values, most_dimensions=2):
+        raise InvalidInput(f"{name} {fault}")
+    shape: tuple[int, ...] = getattr(values, "shape", (0,))
+    if len(shape) == 2 and shape[1] != 2:
+        what = "2 dimensions" if shape[1] == 1 else f"{shape[1]} columns"
+        raise InvalidInput(f"{name} has {what}; pass a list of texts or one column of a table, or two columns for pairs of texts")
     rows = list(np.asarray(values, dtype=object) if len(shape) == 2 else values)
     if not rows:
         raise InvalidInput(f"{name} holds no texts; a minimum of 1 is required")
@@ -583,7 +583,7 @@ def _target_type(values: Any) -> TargetType:
     if scipy.sparse.issparse(values):
         return "multilabel-indicator"
     dimensions = getattr(values, "ndim", 1)
-    rows = list(values) if dimensions == 1 and _is_list(values) else []
+    rows = list(values) if dimensions == 1 and not list_fault(values) else []
     are_lists = any(isinstance(row, _LISTS) for row in rows)
     if dimensions == 2 or (are_lists and len({len(row) if isinstance(row, _LISTS) else -1 for row in rows}) == 1):
         matrix = np.asarray(values if dimensions == 2 else [list(row) for row in rows])
@@ -606,18 +606,11 @@ def _flat(values: Any, texts: int, what: str) -> list[Any]:
     Raises:
         InvalidInput: for a value that is no list, several dimensions, or another number of values than `texts`.
     """
-    dimensions = getattr(values, "ndim", 1)
-    if dimensions != 1 or not _is_list(values):
-        shown = f"of {dimensions} dimensions" if dimensions != 1 else f"one {type(values).__name__}"
-        raise InvalidInput(f"y is {shown}, expected one {what} per text in a flat list")
+    if fault := list_fault(values, f"a flat list with one {what} per text"):
+        raise InvalidInput(f"y {fault}")
     flat = list(values)
     _check_lengths(texts, len(flat))
     return flat
-
-
-def _is_list(values: Any) -> bool:
-    """Return True if a value holds others in an order: False for None, a string, a mapping or a set."""
-    return hasattr(values, "__iter__") and not isinstance(values, str | bytes | Mapping | Set)
 
 
 def _check_lengths(texts: int, labels: int) -> None:

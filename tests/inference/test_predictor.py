@@ -86,8 +86,9 @@ def test_no_texts_give_no_predictions(predictor: Predictor) -> None:
     [
         ("some text", None, r"pass a list of strings, like \[text\]"),
         (["a"], "b", "pairs is one string"),
-        (np.array([["a"]], dtype=object), None, "texts has 2 dimensions; pass one column of the table"),
+        (np.array([["a"]], dtype=object), None, "texts has 2 dimensions; pass one column of it, or a list of strings"),
         ({"text": "a"}, None, "texts is a dict; pass a list of strings"),
+        (None, None, "texts is a NoneType; pass a list of strings"),
         (["a"], {"b"}, "pairs is a set; pass a list of strings"),
         (["fine", float("nan")], None, r"text 2: is float \('nan'\), not a string"),
         (["a", "\ud800"], None, "lone surrogate"),

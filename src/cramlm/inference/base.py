@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from cramlm.errors import DataError, UsageError
+from cramlm.errors import DataError, UsageError, list_fault
 from cramlm.records import AnyPrediction, Example, FloatArray, IntArray, SelectivePrediction, TaskKind
 from cramlm.storage.locks import damage_named
 
@@ -250,16 +250,10 @@ def check_threshold(below: float) -> None:
 
 
 def refuse_no_list(texts: object, pairs: object) -> None:
-    """Raise UsageError if a string, a table, a mapping or a set is passed instead of a list: they would be read as characters, names of
-    columns or keys, or in no order.
-    """
-    for name, value in (("texts", texts), ("pairs", pairs)):
-        if isinstance(value, str | bytes):
-            raise UsageError(f"{name} is one string ({str(value)[:30]!r}); pass a list of strings, like [text]")
-        if isinstance(value, Mapping | Set):
-            raise UsageError(f"{name} is a {type(value).__name__}; pass a list of strings")
-        if (dimensions := len(getattr(value, "shape", (0,)))) != 1:
-            raise UsageError(f"{name} has {dimensions} dimensions; pass one column of the table, or a list of strings")
+    """Raise UsageError if a string, a table, a mapping or a set is passed in place of a list (`errors.list_fault`)."""
+    for name, value in (("texts", texts), ("pairs", [] if pairs is None else pairs)):
+        if fault := list_fault(value, "a list of strings, like [text]"):
+            raise UsageError(f"{name} {fault}")
 
 
 def word_spans(tokenizer_json: str, text: str, pair: str | None = None, *, max_length: int) -> WordSpans:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from cramlm.config.run import CorpusConfig, explain_validation_error
 from cramlm.data.corpus import Corpus, build_corpus
-from cramlm.errors import ArtifactError, DataError, UsageError, brief, counted
+from cramlm.errors import ArtifactError, DataError, UsageError, brief, counted, list_fault
 from cramlm.io.executors import Executor
 from cramlm.io.machine import available_cores
 from cramlm.io.paths import looks_like_misspelt_path, looks_like_path, require_folder, require_paths
@@ -160,7 +160,7 @@ class Index:
         if unknown := sorted(set(settings) - set(IndexSettings.__annotations__)):
             raise UsageError(f"no setting {unknown[0]!r} of an index; it has {', '.join(IndexSettings.__annotations__)}")
         if not isinstance(source, str | Path | Mapping):
-            source = _flat(source, "source", "or a mapping from ids to texts")
+            source = _flat(source, "source", "a list of strings, or a mapping from ids to texts")
         if (texts := _texts_of(source)) is not None:
             if settings.get("on_bad_row") != "skip":
                 _refuse_surrogates(texts)
@@ -284,17 +284,14 @@ def build_catalog(
     return Index(folder, corpus, index, scoring)
 
 
-def _flat(values: Iterable[_Value], what: str, remedy: str) -> list[_Value]:
+def _flat(values: Iterable[_Value], what: str, expected: str = "a list of strings") -> list[_Value]:
     """Return the elements of a list, an array, a column of a table or an iterator.
 
     Raises:
-        UsageError: it is a table or an array like one, a set, which has no order, or no collection. what, remedy: of the message.
+        UsageError: it is no list (`errors.list_fault`). what, expected: of the message.
     """
-    if isinstance(values, bytes | Set) or not isinstance(values, Iterable):
-        raise UsageError(f"the {what} is a {type(values).__name__}; pass a list of strings")
-    dimensions = len(getattr(values, "shape", (0,)))
-    if dimensions != 1:
-        raise UsageError(f"the {what} has {dimensions} dimensions; pass one column of it, {remedy}")
+    if fault := list_fault(values, expected):
+        raise UsageError(f"the {what} {fault}")
     return list(values)
 
 
@@ -421,7 +418,7 @@ def _check_top_k(top_k: int) -> None:
 def _list(queries: str | Sequence[str]) -> list[str]:
     if isinstance(queries, Mapping):
         raise UsageError("queries is a mapping, whose keys would be searched for; pass list(queries.values()), or list(queries)")
-    listed = [queries] if isinstance(queries, str) else _flat(queries, "queries argument", "or a list of strings")
+    listed = [queries] if isinstance(queries, str) else _flat(queries, "queries argument")
     for number, query in enumerate(listed):
         if not isinstance(query, str):
             raise UsageError(f"query {number} is not a string but {type(query).__name__}; convert it, or leave it out")
