@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
 from cramlm.config.base import Budget, parse_budget
-from cramlm.config.retriever import RETRIEVER, Bm25Config, UnionConfig, unbounded
+from cramlm.config.retriever import RETRIEVER, Bm25Config, RetrieverConfig, UnionConfig, unbounded, without_queries
 from cramlm.config.run import RunConfig, apply_overrides, load_config, read_toml, to_toml
 from cramlm.errors import UsageError
 
@@ -277,6 +278,17 @@ def test_a_setting_of_the_retriever_of_a_run_without_one_names_what_is_missing()
     rule = r"^config: retriever\.top_k: this run retrieves nothing; take a recipe that does, like tlm, or set retriever.kind, like"
     with pytest.raises(UsageError, match=rule):
         load_config(apply_overrides(minimal(), ["retriever.top_k=5"]))
+
+
+@pytest.mark.parametrize("kind", ["[1]", "{}", "7", "'bm52'"])
+def test_a_kind_of_retriever_that_does_not_exist_is_refused(kind: str) -> None:
+    with pytest.raises(UsageError, match=r"^config: retriever(\.kind)?: "):
+        load_config(apply_overrides(with_corpus(kind="bm25"), [f"retriever.kind={kind}"]))
+
+
+@pytest.mark.parametrize("config", get_args(get_args(RetrieverConfig)[0]))
+def test_retrievers_with_queries_are_those_with_a_number_of_documents_per_query(config: type[BaseModel]) -> None:
+    assert without_queries(config.model_fields["kind"].default) == ("top_k" not in config.model_fields)
 
 
 def test_retrievers_that_rank_the_whole_corpus_are_unbounded_without_a_limit() -> None:

@@ -102,7 +102,7 @@ def resolve_retriever(options: Mapping[str, Any], overrides: list[str] | None, *
 
     bm25: k1, b and norm of the index, used where nothing else is set, also by the members of a union.
     """
-    from cramlm.config.retriever import RETRIEVER
+    from cramlm.config.retriever import RETRIEVER, without_queries
     from cramlm.config.run import apply_overrides
 
     table = {"kind": "bm25"} | {name: value for name, value in options.items() if value is not None}
@@ -111,7 +111,7 @@ def resolve_retriever(options: Mapping[str, Any], overrides: list[str] | None, *
         raise UsageError(f"--set {unknown[0]}: select has only the settings of retriever, like retriever.k1=1.5")
     retriever = data["retriever"]
     is_table = isinstance(retriever, dict)
-    if is_table and options.get("top_k") is not None and (kind := retriever.get("kind")) in ("random", "dsir", "union"):
+    if is_table and options.get("top_k") is not None and without_queries(kind := retriever.get("kind")):
         raise UsageError(f"--top-k: the retriever {kind} has no number of passages per query; pass --max-documents N in its place")
     members = retriever.get("retrievers") if is_table else None
     for each in (retriever, *(members if isinstance(members, list) else ())):

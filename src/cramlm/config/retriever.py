@@ -165,6 +165,10 @@ _AnyConfig: TypeAlias = Bm25Config | RandomConfig | DsirConfig | DenseConfig | U
 RetrieverConfig: TypeAlias = Annotated[_AnyConfig, Field(discriminator="kind")]
 RETRIEVER: TypeAdapter[_AnyConfig] = TypeAdapter(RetrieverConfig)
 """Validates plain data as a retriever's settings; raises pydantic's ValidationError."""
+_CONFIGS: Final[dict[str, type[_AnyConfig]]] = {
+    model.model_fields["kind"].default: model
+    for model in (Bm25Config, RandomConfig, DsirConfig, DenseConfig, UnionConfig, ElasticsearchConfig)
+}
 
 
 def members_of(config: RetrieverConfig) -> tuple[MemberConfig | ElasticsearchConfig, ...]:
@@ -179,13 +183,16 @@ def uses_bm25(config: RetrieverConfig | None) -> bool:
 
 def unbounded(config: RetrieverConfig) -> tuple[str, ...]:
     """Return the kinds that would select the whole corpus: those that rank all of it, if neither they nor their union have a limit."""
-    without_queries = [member for member in members_of(config) if not isinstance(member, _Queried)]
-    return () if config.bounded else tuple(member.kind for member in without_queries if not member.bounded)
+    members = members_of(config)
+    return () if config.bounded else tuple(member.kind for member in members if without_queries(member.kind) and not member.bounded)
+
+
+def without_queries(kind: object) -> bool:
+    """Return True if retrievers of this kind have no queries of their own, and so no `top_k`; False if there is no such kind."""
+    return isinstance(kind, str) and kind in _CONFIGS and not issubclass(_CONFIGS[kind], _Queried)
 
 
 def with_kind(table: dict[str, Any], kind: Any) -> dict[str, Any]:
     """Return a retriever's plain data with another kind; settings that the new kind lacks are removed."""
-    kinds = (Bm25Config, RandomConfig, DsirConfig, DenseConfig, UnionConfig, ElasticsearchConfig)
-    models = {model.model_fields["kind"].default: model for model in kinds}
-    fields = models[kind].model_fields if kind in models else table
+    fields = _CONFIGS[kind].model_fields if isinstance(kind, str) and kind in _CONFIGS else table
     return {name: value for name, value in table.items() if name in fields} | {"kind": kind}

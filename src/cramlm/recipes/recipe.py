@@ -18,6 +18,7 @@ from pydantic.dataclasses import dataclass as validated
 
 from cramlm.config.base import NOMINAL_FLOPS, NOMINAL_FP32_FLOPS, NOMINAL_GPU_FLOPS
 from cramlm.config.phase import linear_teachers
+from cramlm.config.retriever import without_queries
 from cramlm.config.run import (
     CorpusConfig,
     EncoderConfig,
@@ -495,7 +496,7 @@ def with_top_k(retriever: RetrieverConfig | None, top_k: int | None, *, recipe: 
     """
     if top_k is None:
         return retriever
-    if retriever is None or "top_k" not in type(retriever).model_fields:
+    if retriever is None or without_queries(retriever.kind):
         raise UsageError(f"the recipe {recipe} sends no queries to the corpus, so top_k has no meaning; drop it")
     return type(retriever).model_validate({**retriever.model_dump(), "top_k": top_k})
 
