@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ import pytest
 from commands import cramlm, error_line, printed, succeed
 from cramlm.errors import UsageError
 from cramlm.inference.folders import model_of
-from cramlm.inference.predictor import Predictor
+from cramlm.inference.predictor import Predictor, load_predictor
 from jsonl import write_labelled
 from pretrained_folders import write_pretrained
 from tiny_task import COMMON, TOPICS
@@ -93,6 +95,19 @@ def folders(tiny_run: Path, onnx_form: Path, linear_runs: Path, tmp_path_factory
         "file": tiny_run / "run" / "run.toml",
         "nothing": place / "nothing",
     }
+
+
+@pytest.mark.parametrize("kind", ["export", "onnx", "linear run", "Hugging Face classifier"])
+@pytest.mark.parametrize("part", ["combined", "encoder"])
+def test_a_predictor_of_every_kind_can_be_pickled_and_copied(
+    kind: str, part: Literal["combined", "encoder"], folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(folders[kind].parent)
+    predictor = load_predictor(folders[kind].name, model_part="combined" if kind == "linear run" else part)
+    monkeypatch.chdir(tmp_path)
+    for again in (pickle.loads(pickle.dumps(predictor)), copy.deepcopy(predictor)):
+        assert again.predict(TEXTS) == predictor.predict(TEXTS)
+        assert (repr(again.confidence), again.trained_on_pairs) == (repr(predictor.confidence), predictor.trained_on_pairs)
 
 
 @pytest.mark.parametrize("kind", REFUSED)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -46,11 +46,16 @@ class OnnxSettings:
 
 
 class OnnxPredictor(EncoderPredictor):
-    """A loaded ONNX classifier, the encoder of a run alone; create it with `load`."""
+    """A loaded ONNX classifier, the encoder of a run alone; create it with `load`.
+
+    A pickle or a copy of it holds the path of its folder, from which it is loaded again; that of other predictors holds their weights.
+    """
 
     without_embeddings = "an ONNX folder gives logits only, no text vectors"
 
-    def __init__(self, session: Any, tokenizer: Any, settings: OnnxSettings) -> None:
+    def __init__(self, session: Any, tokenizer: Any, settings: OnnxSettings, *, origin: Path, threads: int | None) -> None:
+        """origin, threads: the arguments of `load`."""
+        self._origin, self._threads = origin, threads
         self._session = session
         self._tokenizer = tokenizer
         self._settings = settings
@@ -91,10 +96,13 @@ class OnnxPredictor(EncoderPredictor):
         tokenizer.encode_special_tokens = True  # `[MASK]` in a text is ordinary text
         tokenizer.enable_truncation(settings.max_length, strategy="longest_first")
         tokenizer.no_padding()
-        predictor = cls(session, tokenizer, settings)
+        predictor = cls(session, tokenizer, settings, origin=folder.absolute(), threads=threads)
         predictor.confidence = load_confidence(folder, "encoder")
         predictor.trained_on_pairs = are_pairs(read_provenance(folder))
         return predictor
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(OnnxPredictor.load, self._origin, threads=self._threads), ()  # the session of onnxruntime cannot be pickled
 
     def compute(self, texts: Sequence[str], pairs: Sequence[str | None] | None) -> tuple[FloatArray, IntArray]:
         """As `BasePredictor.compute`. Raises DivergedError if a logit is not finite."""
