@@ -247,6 +247,17 @@ def test_the_best_of_many_random_candidates_has_its_true_score_when_cross_fitted
     assert len(halves["many"]) == 2 * SPLITS
 
 
+@pytest.mark.parametrize("kind", ["classification", "multi-label"])
+def test_a_label_that_training_lacks_counts_in_cross_fitted_scores_as_on_all_of_dev(kind: TaskKind) -> None:
+    labels = [name if kind == "classification" else format_labels([name]) for name in (*"abc" * 20, "foreign")]
+    scorer = DevScorer.of(dev_task(labels, kind), "macro_f1")
+    ids = np.array([*[0, 1, 2] * 20, 0])
+    perfect = ids.astype(np.int16) if kind == "classification" else np.eye(3, dtype=np.bool_)[ids]
+    on_dev = scorer.scores(perfect[None])[0]
+    assert on_dev == pytest.approx((2 + 40 / 41) / 4)
+    np.testing.assert_allclose(cross_fitted(scorer, {"model": perfect[None]}, seed=1)["model"], on_dev, atol=0.03)
+
+
 def test_halves_are_a_function_of_the_seed_and_keep_the_labels_proportions() -> None:
     scorer = DevScorer.of(dev_task(["a"] * 40 + ["b"] * 10 + ["foreign"] * 2), "accuracy")
     for number in range(4):

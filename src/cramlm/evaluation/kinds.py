@@ -260,7 +260,10 @@ class DevScorer:
                 return outputs[:, 0]
 
     def scores(self, predictions: npt.NDArray[Any], rows: IntArray | None = None) -> ScoreArray:
-        """Return the metric of every candidate (m, n, ...) on some rows (None: all), float64 (m,)."""
+        """Return the metric of every candidate (m, n, ...) on some rows (None: all), float64 (m,).
+
+        A label of dev that training does not have counts in macro-F1 with 0 on any rows, as it does on all of them.
+        """
         chosen = slice(None) if rows is None else rows
         truth, step = self.truth[chosen], max(1, _AT_ONCE // max(1, self.truth.size))
         parts = [self._scores(predictions[start : start + step][:, chosen], truth) for start in range(0, len(predictions), step)]
@@ -269,9 +272,10 @@ class DevScorer:
     def _scores(self, predictions: npt.NDArray[Any], truth: npt.NDArray[Any]) -> ScoreArray:
         match self.kind:
             case "classification":
-                return _label_scores(predictions, truth, self.metric)
+                names = max(self.labels, int(self.truth.max(initial=-1)) + 1)
+                return _label_scores(predictions, truth, self.metric, known=self.labels, names=names)
             case "multi-label":
-                return _set_scores(predictions, truth, self.metric)
+                return _set_scores(predictions, truth, self.metric, known=self.labels)
             case "regression":
                 return _number_scores(predictions.astype(np.float64), truth, self.metric)
 
@@ -343,18 +347,18 @@ def _labels_above_half(row: FloatArray, names: Sequence[str]) -> tuple[str, ...]
     return tuple(names[index] for index in np.flatnonzero(row >= 0.5).tolist())
 
 
-def _label_scores(predictions: npt.NDArray[Any], truth: npt.NDArray[Any], metric: str) -> ScoreArray:
+def _label_scores(predictions: npt.NDArray[Any], truth: npt.NDArray[Any], metric: str, *, known: int, names: int) -> ScoreArray:
     hits = predictions == truth
     if metric != "macro_f1":
         return np.asarray(hits.mean(axis=1), dtype=np.float64)
-    candidates, names = len(predictions), int(max(truth.max(initial=0), predictions.max(initial=0))) + 1
+    candidates = len(predictions)
     row = np.arange(candidates)[:, None] * names
     predicted = np.bincount((row + predictions).ravel(), minlength=candidates * names).reshape(candidates, names)
     right = np.bincount((row + truth)[hits], minlength=candidates * names).reshape(candidates, names)
-    return _mean_f1(right, predicted + np.bincount(truth, minlength=names))
+    return _mean_f1(right, predicted + np.bincount(truth, minlength=names), known=known)
 
 
-def _set_scores(predictions: npt.NDArray[Any], truth: npt.NDArray[Any], metric: str) -> ScoreArray:
+def _set_scores(predictions: npt.NDArray[Any], truth: npt.NDArray[Any], metric: str, *, known: int) -> ScoreArray:
     unseen = truth.shape[1] - predictions.shape[2]
     if unseen:
         predictions = np.concatenate([predictions, np.zeros((*predictions.shape[:2], unseen), dtype=np.bool_)], axis=2)
@@ -362,13 +366,16 @@ def _set_scores(predictions: npt.NDArray[Any], truth: npt.NDArray[Any], metric: 
         return np.asarray((predictions == truth).all(axis=2).mean(axis=1), dtype=np.float64)
     right = (predictions & truth).sum(axis=1)
     involved = predictions.sum(axis=1) + truth.sum(axis=0)
-    return _mean_f1(right, involved) if metric == "macro_f1" else 2 * right.sum(axis=1) / np.maximum(involved.sum(axis=1), 1)
+    if metric == "macro_f1":
+        return _mean_f1(right, involved, known=known)
+    return np.asarray(2 * right.sum(axis=1) / np.maximum(involved.sum(axis=1), 1))
 
 
-def _mean_f1(right: npt.NDArray[Any], involved: npt.NDArray[Any]) -> ScoreArray:
-    """Macro-F1 of (candidates, labels) counts over the labels that occur in the truth or the predictions."""
+def _mean_f1(right: npt.NDArray[Any], involved: npt.NDArray[Any], *, known: int) -> ScoreArray:
+    """Macro-F1 of (candidates, labels) counts over the labels that occur in the truth or the predictions, and those after the `known`."""
     f1 = np.divide(2.0 * right, involved, out=np.zeros(right.shape), where=involved > 0)
-    return np.asarray(f1.sum(axis=1) / np.maximum((involved > 0).sum(axis=1), 1))
+    unseen = involved.shape[1] - known
+    return np.asarray(f1.sum(axis=1) / np.maximum((involved[:, :known] > 0).sum(axis=1) + unseen, 1))
 
 
 def _number_scores(predictions: ScoreArray, truth: ScoreArray, metric: str) -> ScoreArray:

@@ -101,7 +101,7 @@ def evaluate_encoder(
         _conclude(run, target, models, candidates, trained.reports, _out_of_fold(run, linear_outputs, held_out))
 
     inputs = {"model": trained.fingerprint, **_inputs(run.task, linear_models, final)}
-    return run.build(Stage("evaluation", 10, {**_settings(run.config), "precision": plan.precision}, inputs, write))
+    return run.build(Stage("evaluation", 11, {**_settings(run.config), "precision": plan.precision}, inputs, write))
 
 
 def _combine(run: RunContext, outputs: Mapping[str, Outputs], held_out: Mapping[str, HeldOut]) -> CombinationFit:
@@ -150,7 +150,7 @@ def evaluate_linear(run: RunContext, linear_models: Mapping[str, Artifact], fina
         out_of_fold = _out_of_fold(run, named(outputs), named(read_held_out(linear_models)))
         _conclude(run, target, named(scores), named(candidates), (), out_of_fold)
 
-    return run.build(Stage("evaluation", 6, _settings(run.config), _inputs(run.task, linear_models, final), write))
+    return run.build(Stage("evaluation", 7, _settings(run.config), _inputs(run.task, linear_models, final), write))
 
 
 def _out_of_fold(run: RunContext, outputs: Mapping[str, Outputs], held_out: Mapping[str, HeldOut]) -> OutOfFold | None:
