@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from commands import cramlm, error_line
+from commands import cramlm, error_line, python
 from cramlm.errors import CramError, DataError, UsageError
 from cramlm.evaluation.prediction import outputs_of, predict_logits, predict_logits_fast
 from cramlm.inference.predictor import Predictor
@@ -141,3 +141,33 @@ def test_a_device_precision_or_part_that_does_not_exist_is_refused(finished: Pat
         Predictor.load(finished, **arguments)
     if "device" in arguments:
         assert error_line(cramlm("predict", finished, "-", "--device", arguments["device"], stdin="a text"), 2).startswith(message)
+
+
+FORKED = """
+import os, sys
+import torch
+from cramlm.errors import UsageError
+from cramlm.inference.predictor import Predictor
+
+torch.set_num_threads(2)
+predictor = Predictor.load(sys.argv[1])
+expected = predictor.predict(["water"])
+if os.fork():
+    sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
+for use in (lambda: predictor.predict(["water"]), lambda: predictor.embeddings(["water"]), lambda: Predictor.load(sys.argv[1])):
+    try:
+        use()
+    except UsageError as error:
+        print(error)
+torch.set_num_threads(1)
+print(predictor.predict(["water"]) == expected)
+sys.stdout.flush()
+os._exit(0)
+"""
+
+
+def test_a_forked_process_refuses_several_threads_instead_of_waiting_for_those_of_its_parent(tiny_export: Path) -> None:
+    *refused, equal = python(FORKED, tiny_export).splitlines()
+    assert len(refused) == 3
+    assert all("call torch.set_num_threads(1) in it first" in line for line in refused)
+    assert equal == "True"

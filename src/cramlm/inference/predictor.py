@@ -9,6 +9,7 @@ hardware supports it: equal labels, probabilities within about 1e-2. PyTorch's n
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
@@ -42,6 +43,9 @@ if TYPE_CHECKING:
     from cramlm.model.tokenizer import Tokens
 
 AnyPredictor: TypeAlias = "Predictor | OnnxPredictor | LinearPredictor | CombinedPredictor"
+
+_threaded: int | None = None
+"""The process in which an encoder first used several threads, by its number; a forked process has that of its parent."""
 
 
 class Predictor(EncoderPredictor):
@@ -86,6 +90,7 @@ class Predictor(EncoderPredictor):
         from cramlm.model.model import resolve_device
         from cramlm.model.prompts import PROMPT_FILE, VECTORS_FILE
 
+        _refuse_threads_after_fork()
         check_files(Path(folder), (CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FILE, TOKENIZER_CONFIG_FILE, PROMPT_FILE, VECTORS_FILE))
         loaded = load_classifier(Path(folder))
         loaded.model.to(resolve_device(device))
@@ -128,6 +133,7 @@ class Predictor(EncoderPredictor):
         """Return the input of each text; with a prompt one for each of its patterns."""
         from cramlm.evaluation.prediction import sequences_of_texts
 
+        _refuse_threads_after_fork()
         check_texts(texts, pairs, trained_on_pairs=self.trained_on_pairs)
         self._check_pairs(pairs)
         return sequences_of_texts(self._loaded.tokenizer, texts, pairs, max_length=max_length, prompt=self._loaded.model.prompt)
@@ -165,6 +171,7 @@ class Predictor(EncoderPredictor):
         """As `BasePredictor.score`; at precision "auto" all texts are computed in bf16 where the hardware supports it."""
         from cramlm.evaluation.prediction import evaluate_examples
 
+        _refuse_threads_after_fork()
         pairs = [example.text_pair for example in examples]
         check_texts([example.text for example in examples], pairs, trained_on_pairs=self.trained_on_pairs)
         self._check_pairs(pairs)
@@ -173,6 +180,25 @@ class Predictor(EncoderPredictor):
             loaded.model, loaded.tokenizer, examples, self.labels, max_length=self.max_length, precision=self._precision
         )
         return scores
+
+
+def _refuse_threads_after_fork() -> None:
+    """Raise UsageError if PyTorch has several threads in a process that was forked from one in which an encoder used several.
+
+    They do not exist in the forked process, and PyTorch would wait for them for ever.
+    """
+    global _threaded
+    import torch
+
+    if torch.get_num_threads() == 1:
+        return
+    if _threaded is None:
+        _threaded = os.getpid()
+    elif _threaded != os.getpid():
+        raise UsageError(
+            "this process was forked after an encoder had used several threads, for which PyTorch would wait for ever; call "
+            "torch.set_num_threads(1) in it first, or start processes by spawn"
+        )
 
 
 def load_predictor(
