@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,7 @@ from cramlm.config.terms import Origin, TermConfig
 from cramlm.model.model import Model, PackedBatch
 from cramlm.model.operations import Dropout, weighted_cross_entropy
 from cramlm.records import Batch, BoolArray, FloatArray, IntArray
-from cramlm.training.masking import SpecialIds
+from cramlm.training.masking import SpecialIds, mask
 from cramlm.training.sequences import TokenPool, lay_out, pack
 
 Random: TypeAlias = Callable[[str], np.random.Generator]
@@ -46,6 +46,11 @@ def terms_of(phase: PhaseConfig) -> Iterator[Term]:
     """The terms of a phase, one object for each kind, in the order of the config."""
     for kind in dict.fromkeys(term.kind for term in phase.terms):
         yield _IMPLEMENTATIONS[kind](phase, {term.on: term for term in phase.terms if term.kind == kind})
+
+
+def on(origin: Origin, external: Any) -> Any:
+    """Return True for what is of this origin. external: array or tensor, True for external text."""
+    return external if origin == "external" else ~external
 
 
 def token_values_of(phase: PhaseConfig, pool: TokenPool, index: int) -> npt.NDArray[Any] | None:
@@ -158,6 +163,12 @@ class TextTerm(Term):
         """Return True for the sequences whose origin the term is on."""
         return np.where(external, "external" in self.configs, "task" in self.configs)
 
+    def masked(self, sampled: Sampled, special: SpecialIds, *, step: int, random: Random) -> Batch:
+        """Return the sampled sequences with the masks of a step."""
+        batch, masking = sampled.packed(self.phase, special), self.phase.masking
+        where, rate = self.of_origin(batch.external), masking.rate_at(step, self.phase.steps)
+        return mask(batch, masking, random("masks"), special, where=where, token_values=sampled.packed_values(self.phase), rate=rate)
+
     @abstractmethod
     def batch(self, sampled: Sampled, special: SpecialIds, *, step: int, random: Random) -> Batch:
         """Return the batch of a step with the positions that predict tokens (`masked`, `mlm_labels`) and their replaced tokens."""
@@ -184,15 +195,14 @@ class PositionTerm(TextTerm):
 
     def counts(self, batch: Batch | PackedBatch) -> Mapping[str, int]:
         """Positions, by origin."""
-        external = int(batch.external[batch.sequence.reshape(-1)[batch.masked]].sum())
-        positions: dict[Origin, int] = {"external": external, "task": len(batch.masked) - external}
-        return {f"{self.kind}_{origin}": positions[origin] for origin in self.configs}
+        external = batch.external[batch.sequence.reshape(-1)[batch.masked]]
+        return {f"{self.kind}_{origin}": int(on(origin, external).sum()) for origin in self.configs}
 
     def position_weights(self, batch: PackedBatch, counts: Counts, *, scale: float) -> tuple[Tensor, Mapping[Origin, Tensor]]:
         """Return the weight of each position's loss in the total, (M,); and by origin whether each is of it, (M,)."""
         owner = batch.sequence.flatten()[batch.masked]
         is_external, is_real = batch.external[owner], owner >= 0
-        of: dict[Origin, Tensor] = {"external": is_external & is_real, "task": ~is_external & is_real}
+        of: dict[Origin, Tensor] = {origin: on(origin, is_external) & is_real for origin in get_args(Origin)}
         external, task = (scale * self.weights.get(f"{self.kind}_{origin}", 0.0) / counts.divisor(f"{self.kind}_{origin}") for origin in of)
         return torch.where(is_external, external, task) * is_real, of
 

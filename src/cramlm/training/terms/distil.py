@@ -18,7 +18,7 @@ from torch.nn import functional
 from cramlm.config.terms import Distil
 from cramlm.model.model import Model, PackedBatch
 from cramlm.records import Batch, TaskKind
-from cramlm.training.terms.base import Counts, LabelTerm, TermLoss, implements
+from cramlm.training.terms.base import Counts, LabelTerm, TermLoss, implements, on
 
 
 @implements(Distil)
@@ -28,8 +28,7 @@ class SoftLabels(LabelTerm):
     def counts(self, batch: Batch | PackedBatch) -> Mapping[str, int]:
         """Sequences with soft labels, by origin."""
         has_soft_labels: Any = (batch.soft_labels > -math.inf).any(1)  # False for NaN
-        external, task = int((has_soft_labels & batch.external).sum()), int((has_soft_labels & ~batch.external).sum())
-        return {f"distil_{origin}": external if origin == "external" else task for origin in self.configs}
+        return {f"distil_{origin}": int((has_soft_labels & on(origin, batch.external)).sum()) for origin in self.configs}
 
     def loss(self, model: Model, logits: Tensor, batch: PackedBatch, counts: Counts, *, scale: float) -> TermLoss:
         """Soft labels of NaN, where the teacher predicts nothing, add nothing."""
@@ -39,7 +38,7 @@ class SoftLabels(LabelTerm):
         for origin, config in self.configs.items():
             name = f"distil_{origin}"
             if counts[name]:
-                mean = (each * (batch.external if origin == "external" else ~batch.external)[:, None]).sum() / counts.divisor(name)
+                mean = (each * on(origin, batch.external)[:, None]).sum() / counts.divisor(name)
                 weighted = weighted + scale * config.weight * mean
                 means[name] = mean.detach()
         return TermLoss(weighted, means)

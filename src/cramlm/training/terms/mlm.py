@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cramlm.config.terms import Mlm
 from cramlm.records import Batch
-from cramlm.training.masking import SpecialIds, mask
+from cramlm.training.masking import SpecialIds
 from cramlm.training.terms.base import Random, Sampled, VocabularyTerm, implements
 
 
@@ -14,6 +14,4 @@ class MaskedTokens(VocabularyTerm):
 
     def batch(self, sampled: Sampled, special: SpecialIds, *, step: int, random: Random) -> Batch:
         """Return the batch with the masks of this step."""
-        batch, masking = sampled.packed(self.phase, special), self.phase.masking
-        where, rate = self.of_origin(batch.external), masking.rate_at(step, self.phase.steps)
-        return mask(batch, masking, random("masks"), special, where=where, token_values=sampled.packed_values(self.phase), rate=rate)
+        return self.masked(sampled, special, step=step, random=random)

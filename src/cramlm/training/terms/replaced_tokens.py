@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from cramlm.config.terms import Origin, ReplacedTokens
+from cramlm.config.terms import ReplacedTokens
 from cramlm.model.encoder import Rows
 from cramlm.model.model import Model, PackedBatch
 from cramlm.model.operations import Dropout, no_dropout, weighted_cross_entropy
 from cramlm.records import Batch
-from cramlm.training.masking import SpecialIds, mask
-from cramlm.training.terms.base import Counts, PositionTerm, Random, Sampled, TermLoss, implements
+from cramlm.training.masking import SpecialIds
+from cramlm.training.terms.base import Counts, PositionTerm, Random, Sampled, TermLoss, implements, on
 
 _BLOCK = 1 << 20  # probabilities in memory at a time
 _UNIT = 1 << 32  # fixed-point scale of a probability: sums of integers are exact, in any order, on any device
@@ -42,15 +42,12 @@ class ReplacedTokenDetection(PositionTerm):
     def counts(self, batch: Batch | PackedBatch) -> Mapping[str, int]:
         """Masked positions, and all positions, by origin."""
         owner = batch.sequence.reshape(-1)
-        external = int(batch.external[owner[owner >= 0]].sum())
-        read: dict[Origin, int] = {"external": external, "task": int((owner >= 0).sum()) - external}
-        return {**super().counts(batch), **{f"detection_{origin}": read[origin] for origin in self.configs}}
+        external = batch.external[owner[owner >= 0]]
+        return {**super().counts(batch), **{f"detection_{origin}": int(on(origin, external).sum()) for origin in self.configs}}
 
     def batch(self, sampled: Sampled, special: SpecialIds, *, step: int, random: Random) -> Batch:
         """New masks at every step, with a uniform number for each to sample the replacement."""
-        batch, masking = sampled.packed(self.phase, special), self.phase.masking
-        where, rate = self.of_origin(batch.external), masking.rate_at(step, self.phase.steps)
-        batch = mask(batch, masking, random("masks"), special, where=where, token_values=sampled.packed_values(self.phase), rate=rate)
+        batch = self.masked(sampled, special, step=step, random=random)
         return replace(batch, chance=random("replacements").random(len(batch.masked), dtype=np.float32))
 
     def encoded(self, model: Model, batch: PackedBatch, *, dropout: Dropout | None) -> tuple[PackedBatch, Replaced]:
@@ -70,7 +67,7 @@ class ReplacedTokenDetection(PositionTerm):
         for origin in self.configs:
             name = f"detection_{origin}"
             if counts[name]:
-                mean = (each * (is_external if origin == "external" else ~is_external)).sum() / counts.divisor(name)
+                mean = (each * on(origin, is_external)).sum() / counts.divisor(name)
                 total = total + scale * self.weights[name] * mean
                 means[name] = mean.detach()
         return TermLoss(total, means)
