@@ -129,12 +129,10 @@ class Batches:
         if self.phase.mixing == "blended":
             return {origin: range(step * count, (step + 1) * count) for origin, count in self._per_step.items()}
         cycle, within = divmod(step, self.phase.external + self.phase.task)
-        if within < self.phase.external:
-            origin, turn = "external", cycle * self.phase.external + within
-        else:
-            origin, turn = "task", cycle * self.phase.task + within - self.phase.external
-        count = self._per_step[origin]  # type: ignore[index]
-        return {origin: range(turn * count, (turn + 1) * count)}  # type: ignore[dict-item]
+        origin: Origin = "external" if within < self.phase.external else "task"
+        turn = cycle * self.phase.external + within if origin == "external" else cycle * self.phase.task + within - self.phase.external
+        count = self._per_step[origin]
+        return {origin: range(turn * count, (turn + 1) * count)}
 
     def _tokens_read(self, origin: Origin) -> float:
         """Mean tokens of a sequence in a batch, as its text term arranges it."""

@@ -117,8 +117,8 @@ class _Joined(Ranks):
             self._finish(_DONE, len(message))
             self._broadcast(torch.frombuffer(bytearray(message), dtype=torch.uint8))
             return result
-        state, number = self._state(_WORKING, 0)
-        while state == _WORKING:
+        state = _WORKING
+        while state == _WORKING:  # the heartbeats of rank 0, then its last message
             state, number = self._state(_WORKING, 0)
         if state == _FAILED:
             raise SystemExit(number)
@@ -153,8 +153,8 @@ class _Joined(Ranks):
     def check_equal(self, tensors: Iterable[Tensor]) -> None:
         """Raise EnvironmentFault on rank 0, and SystemExit on the others, if float32 tensors do not have the same bits on all ranks."""
         checksum = sum(int(tensor.detach().view(torch.int32).sum(dtype=torch.int64)) for tensor in tensors)
-        largest, smallest = self._largest(checksum, -checksum)
-        if largest + smallest != 0:
+        largest, minus_smallest = self._largest(checksum, -checksum)  # both by one all_reduce
+        if largest + minus_smallest != 0:
             self.on_leader(_raise_drift)
 
     def watch(self, stop: Stop) -> Stop:

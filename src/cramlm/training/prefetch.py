@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import mmap
 import os
 import signal
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from typing import Any, Final
 
 import torch
@@ -59,7 +58,7 @@ def batches_of(batches: Batches, steps: range, device: torch.device) -> Iterator
         generator=torch.Generator(),  # not PyTorch's global one
     )
     try:
-        with contextlib.closing(_first(len(steps), iter(loader))) as made:
+        with contextlib.closing(batch for batch in loader) as made:  # closing it drops PyTorch's iterator, which ends its processes
             yield made
     except RuntimeError as error:
         if "DataLoader worker (pid" not in str(error):  # as "Caught ... in DataLoader worker process 0", which is an error of the process
@@ -69,10 +68,6 @@ def batches_of(batches: Batches, steps: range, device: torch.device) -> Iterator
         ) from error
     finally:
         ended[0] = 1
-
-
-def _first(count: int, made: Iterator[Batch]) -> Generator[Batch]:
-    yield from itertools.islice(made, count)
 
 
 def _leave_signals_to_the_parent(ended: mmap.mmap, _worker: int) -> None:
