@@ -20,7 +20,6 @@ label with its highest z; each label takes its best words. Ties are broken by th
 from __future__ import annotations
 
 import difflib
-import json
 import math
 import re
 from collections.abc import Sequence
@@ -254,9 +253,8 @@ def read_prompt(folder: Path, tokenizer: Tokenizer) -> tuple[Prompt, tuple[str, 
         if data["format"] != _FORMAT:
             raise ArtifactError(f"{path}: format {data['format']!r}, this cramlm reads {_FORMAT}; export the model again")
         labels, words, vectors = list(data["labels"]), data["words"], data["vectors"]
-        slots = {label: tuple(tuple(slot) for slot in words[label]) for label in labels}
-        settings = json.loads(json.dumps({"patterns": data["patterns"], "markers": data["markers"]}))
-        config = PromptConfig.model_validate({**settings, "words": _config_words(slots)})
+        of_config = {label: words[label][0] if len(words[label]) == 1 else words[label] for label in labels}
+        config = PromptConfig.model_validate({"patterns": data["patterns"], "markers": data["markers"], "words": of_config})
         if len(set(labels)) != len(labels) or len(labels) < 2 or type(vectors) is not int or not 0 <= vectors <= 10_000:
             raise ValueError("labels or vectors")
         shift = tuple(map(float, data["shift"]))
@@ -267,11 +265,6 @@ def read_prompt(folder: Path, tokenizer: Tokenizer) -> tuple[Prompt, tuple[str, 
     except (KeyError, TypeError, ValueError, UsageError) as error:
         reason = " ".join(str(error).split())[:160]
         raise ArtifactError(f"{path}: damaged, or not made for this vocabulary ({reason}); export the model again") from error
-
-
-def _config_words(words: dict[str, Slots]) -> dict[str, Any]:
-    """Words by slots in the form of the config."""
-    return {label: slots[0] if len(slots) == 1 else slots for label, slots in words.items()}
 
 
 def head_of(prompt: Prompt) -> HeadConfig:

@@ -51,12 +51,10 @@ class SentenceEncoder:
         Raises:
             ArtifactError: if the folder cannot be read.
         """
-        order = sorted(range(len(texts)), key=lambda number: len(texts[number]))
-        pieces = [self._encode([texts[number] for number in order[first : first + _BATCH]]) for first in range(0, len(order), _BATCH)]
-        vectors = np.concatenate(pieces)
-        back = np.empty(len(order), np.int64)
-        back[order] = np.arange(len(order))
-        return vectors[back]
+        order = np.argsort([len(text) for text in texts], kind="stable")
+        batches = np.split(order, range(_BATCH, len(order), _BATCH))
+        vectors = [self._encode([texts[number] for number in batch.tolist()]) for batch in batches]
+        return np.concatenate(vectors)[np.argsort(order)]
 
     @functools.cached_property
     def _opened(self) -> tuple[Any, Any]:
