@@ -262,6 +262,23 @@ def merge_heads(split, cos, sin, scale, out):
                     target[i] = source[i]
 
 
+@_inlined
+def _add(old, add, total, eps):
+    """Write old + add, (D,), to `total`; return its mean and 1 / sqrt(variance + eps)."""
+    width = np.float32(len(total))
+    first = np.float32(0.0)
+    for i in range(len(total)):
+        value = old[i] + _wide(add[i])
+        total[i] = value
+        first += value
+    middle = first / width
+    second = np.float32(0.0)
+    for i in range(len(total)):
+        away = total[i] - middle
+        second += away * away
+    return middle, _ONE / np.sqrt(second / width + eps)
+
+
 @_compiled
 def add_norm_forward(x, branch, weight, eps, total, out, mean, spread):
     """total = x + branch; out = layer norm of total, times weight.
@@ -272,17 +289,7 @@ def add_norm_forward(x, branch, weight, eps, total, out, mean, spread):
     positions, width = x.shape
     for p in range(positions):
         old, add, new, normed = x[p], branch[p], total[p], out[p]
-        first = np.float32(0.0)
-        for i in range(width):
-            value = old[i] + _wide(add[i])
-            new[i] = value
-            first += value
-        middle = first / np.float32(width)
-        second = np.float32(0.0)
-        for i in range(width):
-            away = new[i] - middle
-            second += away * away
-        factor = _ONE / np.sqrt(second / np.float32(width) + eps)
+        middle, factor = _add(old, add, new, eps)
         for i in range(width):
             normed[i] = _narrow((new[i] - middle) * factor * weight[i], normed)
         mean[p], spread[p] = middle, factor
@@ -323,17 +330,7 @@ def norm_of_sum_forward(x, branch, weight, bias, eps, out, rounded, mean, spread
     positions, width = x.shape
     for p in range(positions):
         old, add, new, narrow = x[p], branch[p], out[p], rounded[p]
-        first = np.float32(0.0)
-        for i in range(width):
-            value = old[i] + _wide(add[i])
-            new[i] = value
-            first += value
-        middle = first / np.float32(width)
-        second = np.float32(0.0)
-        for i in range(width):
-            away = new[i] - middle
-            second += away * away
-        factor = _ONE / np.sqrt(second / np.float32(width) + eps)
+        middle, factor = _add(old, add, new, eps)
         for i in range(width):
             value = (new[i] - middle) * factor * weight[i] + bias[i]
             new[i] = value

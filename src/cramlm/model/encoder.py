@@ -302,7 +302,7 @@ def initialise(name: str, parameter: nn.Parameter, *, seed: int, std: float) -> 
         elif parameter.dim() == 1:
             parameter.fill_(1.0)
         else:
-            key = int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:8], "big") >> 1
+            key = int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:8], "big") >> 1  # 63 bits, as `manual_seed` takes
             generator = torch.Generator().manual_seed(key)
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * std)
 

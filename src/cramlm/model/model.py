@@ -20,7 +20,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 import torch
-from torch import LongTensor, Tensor, nn
+from torch import Tensor, nn
 
 from cramlm.config.run import DEVICE_NAME, EncoderConfig, HeadConfig
 from cramlm.errors import EnvironmentFault, UsageError, counted
@@ -52,7 +52,7 @@ def resolve_device(name: str) -> torch.device:
     if not re.fullmatch(DEVICE_NAME, name):
         raise UsageError(f"device {name!r}: expected auto, cpu, cuda or cuda:N")
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
-        return torch.device("cpu")
+        return CPU
     device = torch.device("cuda" if name == "auto" else name)
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -201,7 +201,7 @@ class Model(nn.Module):
         states, balance = result if isinstance(result, tuple) else (result, None)
         return states.flatten(0, 1), balance
 
-    def mlm_logits(self, hidden: Tensor, masked: LongTensor | Tensor) -> Tensor:
+    def mlm_logits(self, hidden: Tensor, masked: Tensor) -> Tensor:
         """Vocabulary logits at the flat positions `masked`, (M, V); tied to the token embedding."""
         logits: Tensor = self.mlm_head(hidden.index_select(0, masked), self.encoder.word_embeddings)
         return logits
