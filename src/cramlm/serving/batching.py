@@ -153,7 +153,7 @@ class Batcher:
         self._metrics = metrics
         self._window_seconds = window_seconds
         self._clock = clock
-        self._model: ServedModel | None = None
+        self.model: ServedModel | None = None  # while it loads
         self._changed = threading.Condition()
         self._waiting: deque[_Work] = deque()
         self._waiting_texts = 0
@@ -166,14 +166,9 @@ class Batcher:
         self._thread = threading.Thread(target=self._run, name="model", daemon=True)
 
     @property
-    def model(self) -> ServedModel | None:
-        """The loaded model; None while it loads."""
-        return self._model
-
-    @property
     def ready(self) -> bool:
         """True if the server accepts texts."""
-        return self._model is not None and not self._draining
+        return self.model is not None and not self._draining
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Start loading; results go to `loop`."""
@@ -201,29 +196,25 @@ class Batcher:
         Raises:
             NotReadyError: while loading or draining. BusyError: if the queue is full; the future raises it after `Limits.wait_seconds`.
         """
-        if self._model is None or self._draining:
+        if self.model is None or self._draining:
             raise NotReadyError("draining" if self._draining else "loading")
         assert self._loop is not None
-        tokens = sum(_estimate(text, pair, self._model.max_length) for text, pair in zip(texts, pairs, strict=True))
+        tokens = sum(_estimate(text, pair, self.model.max_length) for text, pair in zip(texts, pairs, strict=True))
         work = _Work(texts, pairs, tokens, self._loop.create_future(), self._clock())
         with self._changed:
             if self._waiting_texts + len(texts) > self._limits.queue_texts:
                 raise BusyError
-            self._append(work)
+            self._waiting.append(work)
+            self._count(work, 1)
             if self._waiting_tokens >= self._wanted_tokens:
                 self._changed.notify()
         work.future.add_done_callback(lambda _: self._done(work))
         return work.future
 
-    def _append(self, work: _Work) -> None:
-        self._waiting.append(work)
-        self._waiting_texts += len(work.texts)
-        self._waiting_tokens += work.tokens
-        self._metrics.queue_texts.set(self._waiting_texts)
-
-    def _removed(self, work: _Work) -> None:
-        self._waiting_texts -= len(work.texts)
-        self._waiting_tokens -= work.tokens
+    def _count(self, work: _Work, change: Literal[1, -1]) -> None:
+        """Add a request to the numbers of what is in the queue, or subtract it."""
+        self._waiting_texts += change * len(work.texts)
+        self._waiting_tokens += change * work.tokens
         self._metrics.queue_texts.set(self._waiting_texts)
 
     def _done(self, work: _Work) -> None:
@@ -231,7 +222,7 @@ class Batcher:
             with self._changed:
                 if work in self._waiting:
                     self._waiting.remove(work)
-                    self._removed(work)
+                    self._count(work, -1)
 
     # Below: the model's thread.
 
@@ -240,7 +231,7 @@ class Batcher:
             model = self._load()
             if self._draining:
                 return
-            self._model = model
+            self.model = model
             self._loaded(model)  # announces that texts are accepted
         except BaseException as error:  # raised again in the main thread
             self.failure = error
@@ -277,7 +268,7 @@ class Batcher:
         tokens = 0
         while self._waiting and (not batch or tokens + self._waiting[0].tokens <= BATCH_TOKENS):
             work = self._waiting.popleft()
-            self._removed(work)
+            self._count(work, -1)
             if work.since < oldest:
                 expired.append(work)
             else:

@@ -6,6 +6,7 @@ import asyncio
 import hmac
 import time
 from collections.abc import Mapping
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
@@ -31,20 +32,16 @@ class Metrics:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        self._requests = self._counter("cramlm_requests", "Responses by path and status.", ("path", "status"))
-        self._seconds = Histogram(
-            "cramlm_request_seconds",
-            "Time from the end of the request's headers to the end of the response.",
-            ("path",),
-            buckets=_SECONDS,
-            registry=self._registry,
-        )
-        self._abandoned = self._counter("cramlm_abandoned_requests", "Requests whose client disconnected before the response.")
-        self._texts = self._counter("cramlm_texts", "Texts computed.")
-        self._tokens = self._counter("cramlm_tokens", "Tokens computed, special tokens included.")
-        self._batch_texts = self._histogram("cramlm_batch_texts", "Texts computed together.", _POWERS_OF_TWO[:11])
-        self._batch_tokens = self._histogram("cramlm_batch_tokens", "Tokens computed together.", _POWERS_OF_TWO)
-        self._batch_seconds = self._histogram("cramlm_batch_seconds", "Time to tokenize and compute a batch.", _SECONDS)
+        counter, histogram = partial(Counter, registry=self._registry), partial(Histogram, registry=self._registry)
+        self._requests = counter("cramlm_requests", "Responses by path and status.", ("path", "status"))
+        after_headers = "Time from the end of the request's headers to the end of the response."
+        self._seconds = histogram("cramlm_request_seconds", after_headers, ("path",), buckets=_SECONDS)
+        self._abandoned = counter("cramlm_abandoned_requests", "Requests whose client disconnected before the response.")
+        self._texts = counter("cramlm_texts", "Texts computed.")
+        self._tokens = counter("cramlm_tokens", "Tokens computed, special tokens included.")
+        self._batch_texts = histogram("cramlm_batch_texts", "Texts computed together.", buckets=_POWERS_OF_TWO[:11])
+        self._batch_tokens = histogram("cramlm_batch_tokens", "Tokens computed together.", buckets=_POWERS_OF_TWO)
+        self._batch_seconds = histogram("cramlm_batch_seconds", "Time to tokenize and compute a batch.", buckets=_SECONDS)
         self.queue_texts = Gauge("cramlm_queue_texts", "Texts in the queue.", registry=self._registry)
         self.ready = Gauge("cramlm_ready", "1 while the server accepts texts, 0 while it loads or drains.", registry=self._registry)
         ProcessCollector(registry=self._registry)
@@ -70,12 +67,6 @@ class Metrics:
     def page(self) -> bytes:
         """Return the metrics in Prometheus's text format."""
         return generate_latest(self._registry)
-
-    def _counter(self, name: str, documentation: str, labels: tuple[str, ...] = ()) -> Counter:
-        return Counter(name, documentation, labels, registry=self._registry)
-
-    def _histogram(self, name: str, documentation: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(name, documentation, buckets=buckets, registry=self._registry)
 
 
 def error_response(status: int, reason: str, headers: Mapping[str, str] | None = None) -> JSONResponse:

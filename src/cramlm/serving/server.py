@@ -68,8 +68,8 @@ def serve(
 
     batcher = Batcher(lambda: load(folder), limits=limits, metrics=metrics, window_seconds=window_seconds, loaded=loaded)
     reads_pairs = are_pairs(read_provenance(folder)) is True
-    settings: dict[str, Any] = {"name": path.resolve().name, "kind": kind_in(folder), "reads_pairs": reads_pairs, "token": address.token}
-    app = build_app(batcher, **settings, limits=limits, metrics=metrics)
+    name, kind, token = path.resolve().name, kind_in(folder), address.token
+    app = build_app(batcher, name=name, kind=kind, reads_pairs=reads_pairs, limits=limits, metrics=metrics, token=token)
     server = build_server(app, batcher, limits)
     with _listening(address, backlog=limits.connections) as listener, server.capture_signals():
         announce(f"listening on http://{_printable(listener)}")
