@@ -61,7 +61,12 @@ class Part:
     """A part of the method that a run used."""
 
     name: str
-    description: str
+    text: str
+
+    @property
+    def description(self) -> str:
+        """The name as a heading, and the text."""
+        return f"{self.name.removeprefix('a ').capitalize()}: {self.text}"
 
 
 def model_card(
@@ -78,7 +83,7 @@ def model_card(
     """
     from huggingface_hub import ModelCard, ModelCardData
 
-    linear, config, kind = provenance.get("model", "encoder") != "encoder", provenance.get("config") or {}, _kind(provenance)
+    linear, config, kind = provenance.get("model", "encoder") != "encoder", _config(provenance), _kind(provenance)
     results = list(_eval_results(provenance))
     tags = ["cramlm", "text-classification"]
     data = ModelCardData(
@@ -114,7 +119,7 @@ def model_card(
             if provenance.get("task")
             else {},
             phases_known=bool(phases),
-            parts=_parts(provenance, phases),
+            parts=list(_parts(provenance, phases)),
             phase_rows=_phase_rows(provenance),
             chosen_how=_chosen_how(provenance),
             has_prior=KINDS[kind].has_prior,
@@ -163,6 +168,11 @@ def _listing(names: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
+def _config(provenance: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the run's config as plain data; empty if it is unknown."""
+    return provenance.get("config") or {}
+
+
 def _kind(provenance: Mapping[str, Any]) -> TaskKind:
     kind: TaskKind = provenance.get("kind", "classification")
     return kind
@@ -181,7 +191,7 @@ def _eval_results(provenance: Mapping[str, Any]) -> Iterator[EvalResult]:
     from huggingface_hub import EvalResult
 
     split, measured = _measured(provenance)
-    task = (provenance.get("config") or {}).get("task") or {}
+    task = _config(provenance).get("task") or {}
     file = task.get(split) or task.get("train")
     for metric in reversed(KINDS[_kind(provenance)].table_metrics):
         if metric in measured:
@@ -199,7 +209,7 @@ def _eval_results(provenance: Mapping[str, Any]) -> Iterator[EvalResult]:
 def _phases(provenance: Mapping[str, Any]) -> list[PhaseConfig]:
     """Return the phases of the run's config; none if it is unknown or of a version with other settings."""
     try:
-        return [PhaseConfig.model_validate(phase) for phase in (provenance.get("config") or {}).get("phases", ())]
+        return [PhaseConfig.model_validate(phase) for phase in _config(provenance).get("phases", ())]
     except ValidationError:
         return []
 
@@ -207,68 +217,56 @@ def _phases(provenance: Mapping[str, Any]) -> list[PhaseConfig]:
 def _encoder(provenance: Mapping[str, Any]) -> EncoderConfig:
     """Return the encoder of the run's config; one that starts from random weights if it is unknown or of a version with other settings."""
     try:
-        return EncoderConfig.model_validate((provenance.get("config") or {}).get("encoder", {}))
+        return EncoderConfig.model_validate(_config(provenance).get("encoder", {}))
     except ValidationError:
         return EncoderConfig()
 
 
-def _parts(provenance: Mapping[str, Any], phases: Sequence[PhaseConfig]) -> list[Part]:
-    """Every part of the method that the run used beside the texts and their labels."""
-    config = provenance.get("config") or {}
-    encoder = _encoder(provenance)
-    linear = [(phase, term) for phase in phases for term in linear_teachers(phase)]
-    kind = _kind(provenance)
+def _parts(provenance: Mapping[str, Any], phases: Sequence[PhaseConfig]) -> Iterator[Part]:
+    """Yield every part of the method that the run used beside the texts and their labels."""
+    config, encoder, kind = _config(provenance), _encoder(provenance), _kind(provenance)
+    task, teacher = config.get("task", {}), config.get("teacher", {})
     soft_labels = "numbers" if kind == "regression" else "probabilities"
-    parts = []
-    if linear:
-        subjects = [
-            ("for the raw text", [(phase, term) for phase, term in linear if term.on == "external"]),
-            ("for the training texts, each held out of its fit", [(phase, term) for phase, term in linear if term.on == "task"]),
-        ]
-        models = config.get("teacher", {}).get("models") or ("static",)
-        teacher = ", ".join(_LINEAR[name] for name in models if name != "bayes" or kind == "classification")
-        teacher = teacher.replace("logistic", "ridge") if kind == "regression" else teacher
-        parts_of_text = " and ".join(f"{subject} ({_weights(of)})" for subject, of in subjects if of)
-        named = " and on the words of the labels' names" if kind == "classification" and config.get("task", {}).get("label_names") else ""
-        text = f"Linear teacher: {teacher}, fitted on the training texts{named}. The encoder uses its {soft_labels}"
-        parts.append(Part("a linear teacher", f"{text} {parts_of_text}."))
-    if linear and config.get("teacher", {}).get("mark_passages"):
-        text = "Markers in passages: pieces of the raw text got markers like those of the training texts before the teacher labelled them."
-        parts.append(Part("markers in passages", text))
-    if linear and config.get("teacher", {}).get("pair_passages"):
-        text = "Pairs of passages: the teacher labelled pairs of halves of the raw text's pieces, of one piece or of two."
-        parts.append(Part("pairs of passages", text))
-    if linear and config.get("teacher", {}).get("align_distribution"):
-        text = "Distribution alignment: the teacher's label probabilities for the raw text are reweighted towards the label frequencies"
-        parts.append(Part("distribution alignment", f"{text} of the training texts."))
-    if config.get("task", {}).get("unlabelled"):
-        text = "Unlabelled texts of the task: they retrieved raw text, too, and were learned from like retrieved text"
-        parts.append(Part("unlabelled texts of the task", f"{text}; the model `static` was self-trained on them."))
+    if linear := [(phase, term) for phase in phases for term in linear_teachers(phase)]:
+        models = ", ".join(_LINEAR[name] for name in teacher.get("models") or ("static",) if name != "bayes" or kind == "classification")
+        models = models.replace("logistic", "ridge") if kind == "regression" else models
+        named = " and on the words of the labels' names" if kind == "classification" and task.get("label_names") else ""
+        subjects = {"external": "for the raw text", "task": "for the training texts, each held out of its fit"}
+        terms = {origin: [(phase, term) for phase, term in linear if term.on == origin] for origin in subjects}
+        read = " and ".join(f"{subject} ({_weights(terms[origin])})" for origin, subject in subjects.items() if terms[origin])
+        yield Part("a linear teacher", f"{models}, fitted on the training texts{named}. The encoder uses its {soft_labels} {read}.")
+        if teacher.get("mark_passages"):
+            text = "pieces of the raw text got markers like those of the training texts before the teacher labelled them."
+            yield Part("markers in passages", text)
+        if teacher.get("pair_passages"):
+            yield Part("pairs of passages", "the teacher labelled pairs of halves of the raw text's pieces, of one piece or of two.")
+        if teacher.get("align_distribution"):
+            text = "the teacher's label probabilities for the raw text are reweighted towards the label frequencies of the training texts."
+            yield Part("distribution alignment", text)
+    if task.get("unlabelled"):
+        text = "they retrieved raw text, too, and were learned from like retrieved text; the model `static` was self-trained on them."
+        yield Part("unlabelled texts of the task", text)
     for phase in phases:
         for term in phase.terms_of(Distil):
             if term.teacher != LINEAR_TEACHER:
-                text = f"Pseudo-labels: {soft_labels} that the model of phase {term.teacher} predicts for the raw text"
-                parts.append(Part("pseudo-labels", f"{text} ({_weights([(phase, term)])})."))
+                text = f"{soft_labels} that the model of phase {term.teacher} predicts for the raw text ({_weights([(phase, term)])})."
+                yield Part("pseudo-labels", text)
     if encoder.embedding_init == "cooccurrence" or (encoder.embedding_init == "words" and not config.get("retriever")):
-        text = "Co-occurrence embeddings: token embeddings start from token co-occurrence (PPMI + SVD)."
-        parts.append(Part("co-occurrence embeddings", text))
+        yield Part("co-occurrence embeddings", "token embeddings start from token co-occurrence (PPMI + SVD).")
     elif encoder.embedding_init == "words":
-        name, sources = "embeddings from word vectors and co-occurrence", "word vectors of the raw text (PPMI + SVD, ridge regression)"
-        parts.append(Part(name, f"{name.capitalize()}: token embeddings start from {sources} and token co-occurrence."))
+        sources = "word vectors of the raw text (PPMI + SVD, ridge regression) and token co-occurrence"
+        yield Part("embeddings from word vectors and co-occurrence", f"token embeddings start from {sources}.")
     if encoder.starts_from_context:
-        text = "Layers that start by copying neighbours: initial attention adds to each token the embeddings of those around it."
-        parts.append(Part("layers that start by copying neighbours", text))
+        text = "initial attention adds to each token the embeddings of those around it."
+        yield Part("layers that start by copying neighbours", text)
         if encoder.layer_init == "markers":
-            text = "Heads that start at markers: two heads first attend to the nearest marker, or boundary, on either side of each token."
-            parts.append(Part("heads that start at markers", text))
-    smoothed = [(phase, term) for phase in phases for term in phase.terms_of(Classify) if term.label_smoothing]
-    if smoothed:
-        text = ", ".join(f"{term.label_smoothing:g} (phase {phase.name})" for phase, term in smoothed)
-        parts.append(Part("label smoothing", f"Label smoothing: {text}."))
+            text = "two heads first attend to the nearest marker, or boundary, on either side of each token."
+            yield Part("heads that start at markers", text)
+    if smoothed := [(phase, term) for phase in phases for term in phase.terms_of(Classify) if term.label_smoothing]:
+        yield Part("label smoothing", f"{', '.join(f'{term.label_smoothing:g} (phase {phase.name})' for phase, term in smoothed)}.")
     if config.get("logit_adjustment") == "dev" and KINDS[kind].has_prior and any(phase.learns_labels for phase in phases):
-        text = "Logit adjustment: tau times the log label frequencies is subtracted from the logits; tau was chosen on dev."
-        parts.append(Part("logit adjustment", text))
-    return parts
+        text = "tau times the log label frequencies is subtracted from the logits; tau was chosen on dev."
+        yield Part("logit adjustment", text)
 
 
 def _weights(terms: Sequence[tuple[PhaseConfig, Distil]]) -> str:
@@ -313,7 +311,7 @@ def _scores(provenance: Mapping[str, Any]) -> dict[str, Any] | None:
     main = main_metric(kind)
     comparison = provenance["scores"].get("comparison") or {}
     cross_fitted = comparison.get("cross_fitted", {})
-    choice = (provenance.get("config") or {}).get("dev_metric") or main
+    choice = _config(provenance).get("dev_metric") or main
     columns = [("dev", main), ("test", main), *(("test", metric) for metric in reversed(KINDS[kind].table_metrics[:-1]))][:_MOST_COLUMNS]
     header = ["model", *(f"{split} {METRIC_NAMES[metric]}" for split, metric in columns)]
     if cross_fitted:
