@@ -68,16 +68,11 @@ def label_next(
         raise UsageError(f"{count} texts to choose; take at least 1")
     if predictor.kind == "regression":
         raise UsageError("a model of numbers has no margin between labels; label texts at random, or those with the most extreme numbers")
-    labelled_keys, seen = {text_key(example) for example in labelled}, set[str]()
-    kept: list[Example] = []
-    repeated = 0
-    for example in examples:
-        key = text_key(example)
-        if key not in labelled_keys and key not in seen:
-            kept.append(example)
-        elif key not in labelled_keys:
-            repeated += 1
-        seen.add(key)
+    labelled_keys = {text_key(example) for example in labelled}
+    keys = [text_key(example) for example in examples]
+    unlabelled = [number for number, key in enumerate(keys) if key not in labelled_keys]
+    first = {keys[number]: number for number in reversed(unlabelled)}  # of equal texts
+    kept = [examples[number] for number in sorted(first.values())]
     if not kept:
         raise UsageError(f"all {len(examples):,} texts are labelled already; pass a file with others")
     texts, pairs = _columns(kept)
@@ -93,7 +88,7 @@ def label_next(
         ChosenText(kept[index], _label_of(prediction), float(uncertain[index]))
         for index, prediction in zip(candidates.tolist(), predictions, strict=True)
     )
-    return NextTexts(chosen, len(examples) - len(kept) - repeated, repeated)
+    return NextTexts(chosen, len(examples) - len(unlabelled), len(unlabelled) - len(kept))
 
 
 def margins(probabilities: FloatArray, *, several: bool) -> npt.NDArray[np.float64]:
