@@ -77,26 +77,19 @@ def find_letters(typing: Any, text: Any, index: Any) -> Any:
     return types.uint64(text, types.int64), generate
 
 
-@intrinsic
-def find_beyond_ascii(typing: Any, text: Any, index: Any) -> Any:
-    """Return a uint64 with bit i set if text[index + i] >= 128, for the `WIDTH` bytes from `index` on."""
+def _find_from_128_to(end: int) -> Any:
+    """Return an instruction that gives a uint64 with bit i set if 128 <= text[index + i] < end, for the `WIDTH` bytes from `index` on."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         loaded = _load(context, builder, signature.args[0], arguments[0], arguments[1], _BYTES)
-        return builder.bitcast(builder.icmp_signed("<", loaded, _splat(0)), _WORD)
+        return builder.bitcast(builder.icmp_signed("<", loaded, _splat(end - 256)), _WORD)  # bytes from 128 on are negative
 
-    return types.uint64(text, types.int64), generate
+    return intrinsic(lambda typing, text, index: (types.uint64(text, types.int64), generate))
 
 
-@intrinsic
-def find_continuing(typing: Any, text: Any, index: Any) -> Any:
-    """Return a uint64 with bit i set if text[index + i] continues a character of UTF-8, for the `WIDTH` bytes from `index` on."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        loaded = _load(context, builder, signature.args[0], arguments[0], arguments[1], _BYTES)
-        return builder.bitcast(builder.icmp_signed("<", loaded, _splat(0xC0 - 256)), _WORD)
-
-    return types.uint64(text, types.int64), generate
+find_beyond_ascii = _find_from_128_to(256)
+find_continuing = _find_from_128_to(0xC0)
+"""Bytes that continue a character of UTF-8."""
 
 
 @intrinsic
@@ -238,17 +231,24 @@ def _sha256_modulo(message, length, powers, schedule, state):  # type: ignore[no
 
 
 @jit
+def _character(text, index):  # type: ignore[no-untyped-def]
+    """Code point and size in bytes of the character beyond ASCII at `index`; the text is valid UTF-8."""
+    lead = np.int64(text[index])
+    if lead < 0xE0:
+        return (lead & 0x1F) << 6 | np.int64(text[index + 1] & 0x3F), 2
+    code = (lead & 0x0F) << 12 | np.int64(text[index + 1] & 0x3F) << 6 | np.int64(text[index + 2] & 0x3F)
+    if lead < 0xF0:
+        return code, 3
+    return (code & 0x7FFF) << 6 | np.int64(text[index + 3] & 0x3F), 4
+
+
+@jit
 def _class_and_size(text, index, classes):  # type: ignore[no-untyped-def]
-    """Class and size in bytes of the character at `index`; the text is valid UTF-8."""
-    first = np.int64(text[index])
-    if first < 0x80:
-        return classes[first], 1
-    if first < 0xE0:
-        return classes[((first & 0x1F) << 6) | (text[index + 1] & 0x3F)], 2
-    if first < 0xF0:
-        return classes[((first & 0x0F) << 12) | ((text[index + 1] & 0x3F) << 6) | (text[index + 2] & 0x3F)], 3
-    code = ((first & 0x07) << 18) | ((text[index + 1] & 0x3F) << 12) | ((text[index + 2] & 0x3F) << 6) | (text[index + 3] & 0x3F)
-    return classes[code], 4
+    """Class and size in bytes of the character at `index`."""
+    if text[index] < 0x80:
+        return classes[text[index]], 1
+    code, size = _character(text, index)
+    return classes[code], size
 
 
 @jit
@@ -530,18 +530,6 @@ def count_characters(text, offsets, quarters, characters, spaceless):  # type: i
 
 
 @jit
-def _character(text, index):  # type: ignore[no-untyped-def]
-    """Code point and size in bytes of the character beyond ASCII at `index`."""
-    lead = np.int64(text[index])
-    if lead < 0xE0:
-        return (lead & 0x1F) << 6 | np.int64(text[index + 1] & 0x3F), 2
-    code = (lead & 0x0F) << 12 | np.int64(text[index + 1] & 0x3F) << 6 | np.int64(text[index + 2] & 0x3F)
-    if lead < 0xF0:
-        return code, 3
-    return (code & 0x7FFF) << 6 | np.int64(text[index + 3] & 0x3F), 4
-
-
-@jit
 def hash_words(data, offsets, quarters, hashes, sizes, word_offsets):  # type: ignore[no-untyped-def]
     """Write a hash and the size of every word, those of text i at [word_offsets[i]:word_offsets[i + 1]]; return the number of words.
 
@@ -573,10 +561,7 @@ def hash_words(data, offsets, quarters, hashes, sizes, word_offsets):  # type: i
 def _code_point(data, index):  # type: ignore[no-untyped-def]
     """Code point of the character of three or four bytes at `index`; the first byte of shorter characters."""
     byte = np.int64(data[index])
-    if byte < 0xE0:
-        return byte
-    code = (byte & 0x0F) << 12 | np.int64(data[index + 1] & 0x3F) << 6 | np.int64(data[index + 2] & 0x3F)
-    return code if byte < 0xF0 else (code & 0x7FFF) << 6 | np.int64(data[index + 3] & 0x3F)
+    return byte if byte < 0xE0 else _character(data, index)[0]
 
 
 @jit
