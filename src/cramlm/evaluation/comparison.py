@@ -33,7 +33,7 @@ import numpy.typing as npt
 from cramlm.data.labels import RULES
 from cramlm.errors import counted
 from cramlm.evaluation.kinds import METRIC_NAMES, DevScorer, ScoreArray, format_metric, is_percent
-from cramlm.evaluation.metrics import ROUNDING
+from cramlm.evaluation.metrics import ROUNDING, indicators, mean_f1
 from cramlm.records import IntArray, TaskKind
 
 Metric: TypeAlias = Literal["macro_f1", "accuracy"]
@@ -80,9 +80,8 @@ def compare_predictions(
         sides = [[terms(_numbers(predictions)) for predictions in side] for side in (one, other)]
     else:
         names = sorted({name for labels in (true, *one, *other) for label in labels for name in RULES[kind].names(label)})
-        columns = {name: column for column, name in enumerate(names)}
-        truth = _label_sets(true, kind, columns)
-        sides = [[_counts(truth, _label_sets(predictions, kind, columns)) for predictions in side] for side in (one, other)]
+        truth = _label_sets(true, kind, names)
+        sides = [[_counts(truth, _label_sets(predictions, kind, names)) for predictions in side] for side in (one, other)]
         score = functools.partial(_label_score, metric=metric)
     value = float(np.mean([score(a.sum(axis=0)) - score(b.sum(axis=0)) for a, b in zip(*sides, strict=True)]))
     samples, pairs = _sample(len(true), trials), list(zip(*sides, strict=True))
@@ -152,12 +151,9 @@ def _swapped(one: _Singles, other: _Singles, swaps: _Singles) -> _Singles:
     return sums
 
 
-def _label_sets(labels: Sequence[str], kind: TaskKind, columns: Mapping[str, int]) -> _Singles:
+def _label_sets(labels: Sequence[str], kind: TaskKind, names: Sequence[str]) -> _Singles:
     """One for each label of a row, float32 (rows, labels)."""
-    sets = np.zeros((len(labels), len(columns)), dtype=np.float32)
-    for row, label in enumerate(labels):
-        sets[row, [columns[name] for name in RULES[kind].names(label)]] = 1
-    return sets
+    return indicators([RULES[kind].names(label) for label in labels], names, np.float32)
 
 
 def _counts(truth: _Singles, predicted: _Singles) -> _Singles:
@@ -171,10 +167,7 @@ def _label_score(sums: _Singles, *, metric: Metric) -> _Floats:
     if metric == "accuracy":
         share: _Floats = 2 * hit.sum(axis=-1) / involved.sum(axis=-1)
         return share
-    occurs = involved > 0.5  # sums of differences are whole numbers up to rounding
-    f1 = np.divide(2 * hit, involved, out=np.zeros_like(hit), where=occurs)
-    mean: _Floats = f1.sum(axis=-1) / np.maximum(occurs.sum(axis=-1), 1)
-    return mean
+    return mean_f1(hit, involved)
 
 
 def _numbers(labels: Sequence[str]) -> _Floats:

@@ -24,7 +24,17 @@ from cramlm.config.run import DEV_METRICS
 from cramlm.data.labels import RULES, format_labels, format_number
 from cramlm.data.task import text_key
 from cramlm.errors import DataError, UsageError
-from cramlm.evaluation.metrics import LabelScores, NumberScores, Scores, calibration_error, score, score_labels, score_numbers
+from cramlm.evaluation.metrics import (
+    LabelScores,
+    NumberScores,
+    Scores,
+    calibration_error,
+    indicators,
+    mean_f1,
+    score,
+    score_labels,
+    score_numbers,
+)
 from cramlm.records import (
     AnyPrediction,
     BoolArray,
@@ -236,11 +246,7 @@ class DevScorer:
             case "multi-label":
                 sets = [RULES[kind].names(label) for label in true]
                 names = [*labels, *sorted({name for each in sets for name in each} - set(labels))]
-                columns = {name: number for number, name in enumerate(names)}
-                truth = np.zeros((len(true), len(names)), dtype=np.bool_)
-                for row, each in enumerate(sets):
-                    truth[row, [columns[name] for name in each]] = True
-                return cls(kind, metric, truth, len(labels))
+                return cls(kind, metric, indicators(sets, names, np.bool_), len(labels))
             case "regression":
                 return cls(kind, metric, np.array([float(label) for label in true], dtype=np.float64), 1)
 
@@ -355,7 +361,7 @@ def _label_scores(predictions: npt.NDArray[Any], truth: npt.NDArray[Any], metric
     row = np.arange(candidates)[:, None] * names
     predicted = np.bincount((row + predictions).ravel(), minlength=candidates * names).reshape(candidates, names)
     right = np.bincount((row + truth)[hits], minlength=candidates * names).reshape(candidates, names)
-    return _mean_f1(right, predicted + np.bincount(truth, minlength=names), known=known)
+    return mean_f1(right, predicted + np.bincount(truth, minlength=names), known=known)
 
 
 def _set_scores(predictions: npt.NDArray[Any], truth: npt.NDArray[Any], metric: str, *, known: int) -> ScoreArray:
@@ -367,15 +373,8 @@ def _set_scores(predictions: npt.NDArray[Any], truth: npt.NDArray[Any], metric: 
     right = (predictions & truth).sum(axis=1)
     involved = predictions.sum(axis=1) + truth.sum(axis=0)
     if metric == "macro_f1":
-        return _mean_f1(right, involved, known=known)
+        return mean_f1(right, involved, known=known)
     return np.asarray(2 * right.sum(axis=1) / np.maximum(involved.sum(axis=1), 1))
-
-
-def _mean_f1(right: npt.NDArray[Any], involved: npt.NDArray[Any], *, known: int) -> ScoreArray:
-    """Macro-F1 of (candidates, labels) counts over the labels that occur in the truth or the predictions, and those after the `known`."""
-    f1 = np.divide(2.0 * right, involved, out=np.zeros(right.shape), where=involved > 0)
-    unseen = involved.shape[1] - known
-    return np.asarray(f1.sum(axis=1) / np.maximum((involved[:, :known] > 0).sum(axis=1) + unseen, 1))
 
 
 def _number_scores(predictions: ScoreArray, truth: ScoreArray, metric: str) -> ScoreArray:

@@ -105,6 +105,18 @@ def _by_class(names: Sequence[str], hits: IntArray, support: IntArray, predicted
     return per_class, float(f1[occurs].mean()) if occurs.any() else 0.0
 
 
+def mean_f1(hits: npt.NDArray[Any], involved: npt.NDArray[Any], *, known: int | None = None) -> _Numbers:
+    """Return macro-F1 over the last axis, that of labels, of those involved and those after the first `known`; 0 if there is none.
+
+    hits: rows where a label is both true and predicted. involved: rows where it is true plus rows where it is predicted, the denominator of
+    F1; from sums of differences it may be a whole number only up to rounding.
+    """
+    occurs = involved > 0.5
+    f1 = np.divide(2.0 * hits, involved, out=np.zeros(hits.shape), where=occurs)
+    count = occurs[..., :known].sum(axis=-1) + (0 if known is None else involved.shape[-1] - known)
+    return np.asarray(f1.sum(axis=-1) / np.maximum(count, 1))
+
+
 def _share(part: IntArray, whole: IntArray) -> _Numbers:
     """Return part / whole; 0 where whole is 0."""
     return np.divide(part, whole, out=np.zeros(len(part)), where=whole > 0)
@@ -122,9 +134,7 @@ def bootstrap_intervals(confusion: IntArray, *, seed: int, resamples: int) -> di
 
     def figures(sampled: _Numbers) -> _Numbers:
         hits = sampled @ (of_truth * of_prediction)
-        involved = sampled @ (of_truth + of_prediction)  # support + predicted, the denominator of F1
-        f1 = np.divide(2 * hits, involved, out=np.zeros_like(hits), where=involved > 0)
-        return np.stack([f1.sum(axis=1) / (involved > 0).sum(axis=1), hits.sum(axis=1) / sampled.sum(axis=1)])
+        return np.stack([mean_f1(hits, sampled @ (of_truth + of_prediction)), hits.sum(axis=1) / sampled.sum(axis=1)])
 
     samples = _resample(counts, figures, largest=max(len(counts), classes), seed=seed, resamples=resamples)
     intervals = percentile_intervals(("macro_f1", "micro_f1"), samples)
@@ -199,7 +209,7 @@ def score_labels(true: Sequence[Sequence[str]], predicted: Sequence[Sequence[str
     """Score sets of labels. true, predicted: one set per row; labels predicted are all among `labels`, the true ones need not be."""
     assert len(true) == len(predicted) > 0, f"{len(true)} true and {len(predicted)} predicted sets of labels"
     names = [*labels, *sorted({name for row in true for name in row} - set(labels))]
-    truth, predictions = _indicators(true, names), _indicators(predicted, names)
+    truth, predictions = indicators(true, names, np.int64), indicators(predicted, names, np.int64)
     hits, support, predicted_counts = (truth * predictions).sum(axis=0), truth.sum(axis=0), predictions.sum(axis=0)
     per_class, macro_f1 = _by_class(names, hits, support, predicted_counts)
     return LabelScores(
@@ -221,17 +231,16 @@ def bootstrap_label_intervals(true: IntArray, predicted: IntArray) -> dict[str, 
 
     def figures(sampled: _Numbers) -> _Numbers:
         hits, involved = sampled @ (truth * predictions), sampled @ (truth + predictions)
-        f1 = np.divide(2 * hits, involved, out=np.zeros_like(hits), where=involved > 0)
-        macro = f1.sum(axis=1) / np.maximum((involved > 0).sum(axis=1), 1)
         micro = 2 * hits.sum(axis=1) / np.maximum(involved.sum(axis=1), 1)
-        return np.stack([sampled @ right / len(true), macro, micro])
+        return np.stack([sampled @ right / len(true), mean_f1(hits, involved), micro])
 
     return percentile_intervals(("subset_accuracy", "macro_f1", "micro_f1"), _resample(counts, figures, largest=max(patterns.shape)))
 
 
-def _indicators(rows: Sequence[Sequence[str]], names: Sequence[str]) -> IntArray:
+def indicators(rows: Sequence[Sequence[str]], names: Sequence[str], dtype: type[np.generic]) -> npt.NDArray[Any]:
+    """Return 1 for each label of a row, else 0, (rows, names)."""
     columns = {name: column for column, name in enumerate(names)}
-    table = np.zeros((len(rows), len(names)), dtype=np.int64)
+    table = np.zeros((len(rows), len(names)), dtype=dtype)
     for row, labels in enumerate(rows):
         table[row, [columns[label] for label in labels]] = 1
     return table
