@@ -38,6 +38,11 @@ class FrozenModel(BaseModel):
         return {name: "none" if value is None and name in has_none else value for name, value in data.items()}
 
 
+def classes_by_kind(union: Any) -> dict[str, type[BaseModel]]:
+    """Return the classes of a union by their `kind`."""
+    return {model.model_fields["kind"].default: model for model in get_args(union)}
+
+
 def parse_count(value: Any) -> Any:
     """Return text like 50M, 1.5k or 2_000 as a whole number, anything else unchanged (for the field's own validation).
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import Field, TypeAdapter, model_validator
 
-from cramlm.config.base import Count, FrozenModel
+from cramlm.config.base import Count, FrozenModel, classes_by_kind
 
 Pooling: TypeAlias = Literal["mean", "cls"]
 QueriesOf: TypeAlias = Literal["text", "phrases"]
@@ -165,10 +165,7 @@ _AnyConfig: TypeAlias = Bm25Config | RandomConfig | DsirConfig | DenseConfig | U
 RetrieverConfig: TypeAlias = Annotated[_AnyConfig, Field(discriminator="kind")]
 RETRIEVER: TypeAdapter[_AnyConfig] = TypeAdapter(RetrieverConfig)
 """Validates plain data as a retriever's settings; raises pydantic's ValidationError."""
-_CONFIGS: Final[dict[str, type[_AnyConfig]]] = {
-    model.model_fields["kind"].default: model
-    for model in (Bm25Config, RandomConfig, DsirConfig, DenseConfig, UnionConfig, ElasticsearchConfig)
-}
+_CONFIGS: Final[dict[str, type[_AnyConfig]]] = classes_by_kind(_AnyConfig)
 
 
 def members_of(config: RetrieverConfig) -> tuple[MemberConfig | ElasticsearchConfig, ...]:

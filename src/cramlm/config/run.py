@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias, get_args
 
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
-from cramlm.config.base import Budget, FrozenModel
+from cramlm.config.base import Budget, FrozenModel, classes_by_kind
 from cramlm.config.base import parse_budget as parse_budget
 from cramlm.config.head import HeadConfig as HeadConfig
 from cramlm.config.head import PromptConfig as PromptConfig
@@ -427,9 +427,9 @@ class RunConfig(FrozenModel):
         return self
 
 
-_TERMS: Final = frozenset(term.model_fields["kind"].default for term in get_args(get_args(Term)[0]))
+_TERMS: Final = frozenset(classes_by_kind(get_args(Term)[0]))
 _PATH: Final = re.compile(r"[A-Za-z_][\w-]*(\[\d+\]|\.[A-Za-z_][\w-]*)*")  # of a setting, like phases[0].steps
-_RETRIEVERS: Final = frozenset(each.model_fields["kind"].default for each in get_args(get_args(RetrieverConfig)[0]))
+_RETRIEVERS: Final = frozenset(classes_by_kind(get_args(RetrieverConfig)[0]))
 """Names of the classes in pydantic's error locations; not part of a setting's path."""
 
 
