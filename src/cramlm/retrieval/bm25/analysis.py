@@ -104,13 +104,11 @@ class Analyzer:
         return " ".join(parts)
 
     def stem(self, terms: Sequence[str]) -> list[str]:
-        """Return the stem of each term, without diacritics if these are removed."""
-        if self.diacritics == "remove":
-            terms = [remove_diacritics(term) for term in terms]
-        if self.stemmer == "none":
-            return list(terms)
-        stems: list[str] = _pystemmer().Stemmer(self.stemmer).stemWords(list(terms))
-        return stems
+        """Return the stem of each term, without diacritics if these are removed; the term itself if its stem is not one term."""
+        stems = [remove_diacritics(term) for term in terms] if self.diacritics == "remove" else list(terms)
+        if self.stemmer != "none":
+            stems = _pystemmer().Stemmer(self.stemmer).stemWords(stems)
+        return [stem if stem == term or split_terms(stem) == [stem] else term for term, stem in zip(terms, stems, strict=True)]
 
 
 PLAIN: Final = Analyzer()
@@ -130,8 +128,7 @@ def analyze(text: str, analyzer: Analyzer = PLAIN) -> list[str]:
     if analyzer == PLAIN:
         return terms
     stop = set(analyzer.stop_words)
-    terms = [term for term in terms if term not in stop]
-    return [stem if split_terms(stem) == [stem] else term for term, stem in zip(terms, analyzer.stem(terms), strict=True)]
+    return analyzer.stem([term for term in terms if term not in stop])
 
 
 class Vocabulary:
@@ -265,10 +262,7 @@ class _Words:
     def _terms_of(self, words: Sequence[str], terms: Vocabulary) -> Int32Array:
         result = np.full(len(words), -1, np.int32)
         kept = np.array([number for number, word in enumerate(words) if word not in self._stop], np.int64)
-        own = [words[number] for number in kept.tolist()]
-        stems = self._analyzer.stem(own)
-        stems = [stem if stem == word or split_terms(stem) == [stem] else word for word, stem in zip(own, stems, strict=True)]
-        numbers, starts = terms.number(stems)
+        numbers, starts = terms.number(self._analyzer.stem([words[number] for number in kept.tolist()]))
         assert (np.diff(starts) == 1).all(), "every term is one term"
         result[kept] = numbers
         return result
@@ -330,9 +324,7 @@ def _second_characters() -> frozenset[int]:
 
 
 def _grown(array: npt.NDArray[_Scalar]) -> npt.NDArray[_Scalar]:
-    larger = np.empty(2 * len(array), array.dtype)
-    larger[: len(array)] = array
-    return larger
+    return np.concatenate([array, np.empty_like(array)])
 
 
 @functools.cache
@@ -340,11 +332,5 @@ def _no_table() -> _Table:
     return np.zeros(1, np.uint32), np.zeros(1, np.int32)
 
 
-def _fold_table() -> ByteArray:
-    table = np.arange(256, dtype=np.uint8)
-    for code in range(128):
-        table[code] = ord(chr(code).lower()) if chr(code).isalnum() else 0
-    return table
-
-
-_FOLD = _fold_table()
+_FOLD: Final = np.array([ord(chr(code).lower()) if chr(code).isalnum() else 0 for code in range(128)] + list(range(128, 256)), np.uint8)
+"""Of each byte: lower case for letters, 0 for ASCII that separates words, and bytes beyond ASCII as they are."""
