@@ -448,8 +448,8 @@ def weigh_block(block, blocks, number, weight, norm, row_of_term, shift, buffers
 
 
 @jit
-def score_block(first_query, last_query, query_terms, shift, limit, position, buffers, candidates):
-    """Score a block for queries first_query..last_query and append documents that reach their thresholds to the candidates.
+def score_block(query_terms, shift, limit, position, buffers, candidates):
+    """Score a block for all queries and append documents that reach their thresholds to the candidates.
 
     position: int64, corpus positions of the block's documents, or of the first of them: the others are ignored.
     """
@@ -462,7 +462,7 @@ def score_block(first_query, last_query, query_terms, shift, limit, position, bu
     chunks = (len(position) + CHUNK - 1) // CHUNK
     capacity, rows = keys.shape[1], coarse.shape[1]
     found, scores = np.empty(BLOCK, np.uint16), np.empty(BLOCK, np.uint32)
-    for query in range(first_query, last_query):
+    for query in range(len(sizes)):
         for j in range(sparse_offsets[query], repeated[query]):
             first = begin[sparse_term[j]]
             for i in range(first, first + length[sparse_term[j]], np.uint64(UNROLLED)):

@@ -383,10 +383,10 @@ class SearchBatch:
             if self._drop is None:
                 if estimate and done == 1:  # a few documents first, so that not every document of the first block becomes a candidate
                     sample = position[:FIRST_SAMPLE]
-                    kernels.score_block(0, len(queries), self._query_terms, self._shift, self._limit, sample, buffers, candidates)
+                    kernels.score_block(self._query_terms, self._shift, self._limit, sample, buffers, candidates)
                     self._estimate(len(sample), candidates)
                     candidates.sizes[:] = 0
-                kernels.score_block(0, len(queries), self._query_terms, self._shift, self._limit, position, buffers, candidates)
+                kernels.score_block(self._query_terms, self._shift, self._limit, position, buffers, candidates)
             else:
                 kernels.score_block_wide(self._query_terms, self._drop, self._limit, position, buffers, candidates)
             if release:

@@ -21,8 +21,8 @@ import json
 import mmap
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -217,15 +217,15 @@ def plan_segments(corpus: Corpus, earlier: Sequence[tuple[str, ...]] = (), *, an
     are kept. The others are about equally large, so that several processes build them in equal time.
     """
     parts = [(part.content, len(part)) for part in corpus.parts if len(part)]
-    plans: list[SegmentPlan] = []
+    segments: list[tuple[int, tuple[str, ...]]] = []
     number = 0
-    while remaining := earlier[len(plans) :]:
+    while remaining := earlier[len(segments) :]:
         content = remaining[0]
         covered = parts[number : number + len(content)]
         is_piece = bool(covered) and content[0].startswith(f"{covered[0][0]}:")  # of a large part, which is cut in the same way again
         if not is_piece and tuple(name for name, _ in covered) != content:
             break
-        plans += _cut(_end(plans), covered)
+        segments += _cut(covered)
         number += len(content)
     group: list[tuple[str, int]] = []
     left = sum(size for _, size in parts[number:])
@@ -233,28 +233,23 @@ def plan_segments(corpus: Corpus, earlier: Sequence[tuple[str, ...]] = (), *, an
     for part in parts[number:]:
         size = sum(size for _, size in group)
         if group and (size >= share or size + part[1] > SEGMENT_PASSAGES):
-            plans += _cut(_end(plans), group)
+            segments += _cut(group)
             group = []
         group.append(part)
-    plans += _cut(_end(plans), group) if group else []
-    return [replace(plan, analyzer=analyzer) for plan in plans]
+    segments += _cut(group) if group else []
+    firsts = accumulate((count for count, _ in segments), initial=0)
+    return [SegmentPlan(first, count, content, analyzer) for first, (count, content) in zip(firsts, segments, strict=False)]
 
 
-def _end(plans: list[SegmentPlan]) -> int:
-    return plans[-1].first + plans[-1].count if plans else 0
-
-
-def _cut(first: int, parts: Sequence[tuple[str, int]]) -> list[SegmentPlan]:
-    """Return one plan, or plans of equal size for a part that is too large for one segment."""
+def _cut(parts: Sequence[tuple[str, int]]) -> list[tuple[int, tuple[str, ...]]]:
+    """Return (passages, content) of one segment, or of segments of equal size for a part that is too large for one."""
     count = sum(size for _, size in parts)
     if count <= SEGMENT_PASSAGES:
-        return [SegmentPlan(first, count, tuple(name for name, _ in parts))]
+        return [(count, tuple(name for name, _ in parts))]
     ((name, _),) = parts
     pieces = -(-count // SEGMENT_PASSAGES)
     bounds = [count * piece // pieces for piece in range(pieces + 1)]
-    return [
-        SegmentPlan(first + start, end - start, (f"{name}:{number}/{pieces}",)) for number, (start, end) in enumerate(pairwise(bounds), 1)
-    ]
+    return [(end - start, (f"{name}:{number}/{pieces}",)) for number, (start, end) in enumerate(pairwise(bounds), 1)]
 
 
 def build_segment(corpus: Corpus, plan: SegmentPlan, segments: Path, *, emit: Emit = silent) -> Path:
