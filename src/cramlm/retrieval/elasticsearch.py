@@ -185,12 +185,12 @@ class _Server:
 
     def search(self, queries: Sequence[Terms], limit: int) -> list[ServerHits | Failure]:
         """Return the best documents of each query, scored with the statistics of all shards."""
-        header = {"search_type": "dfs_query_then_fetch"}
+        header, field = {"search_type": "dfs_query_then_fetch"}, self._settings.text_field
 
         def request(part: Sequence[Terms]) -> list[Any]:
             lines: list[Any] = []
             for terms in part:
-                query = {"bool": {"should": [self._clause(term, count) for term, count in terms]}}
+                query = {"bool": {"should": [{"term": {field: {"value": term, "boost": count}}} for term, count in terms]}}
                 lines += [header, {"query": query, "size": limit, "_source": False, "track_total_hits": False}]
             return list(self._send("POST", f"/{self._index}/_msearch", lines)["responses"])
 
@@ -223,9 +223,6 @@ class _Server:
             return Document(name or response["_id"], text, source or response["_index"])
 
         return self._request_all(keys, request, read)
-
-    def _clause(self, term: str, count: int) -> dict[str, Any]:
-        return {"term": {self._settings.text_field: {"value": term, "boost": count}}}
 
     def _request_all(
         self, items: Sequence[_Item], request: Callable[[Sequence[_Item]], list[Any]], read: Callable[[Any], _Result | Failure]
@@ -409,8 +406,7 @@ def _hits_folder(settings: ElasticsearchConfig, texts: Sequence[str], store: Pat
 
     def write(folder: Path) -> None:
         emit(Event("start", STAGE, f"searching {settings.url} with {len(texts):,} training texts, top {settings.top_k}"))
-        most = settings.query_words
-        best, counts, reasons = _search(settings, texts if most is None else [first_words(text, most) for text in texts], emit)
+        best, counts, reasons = _search(settings, [first_words(text, settings.query_words) for text in texts], emit)
         _write(settings, best, counts, reasons, folder, emit)
 
     return shared_stage(store / "server" / hash_json(key)[:16], kind=KIND, key=key, write=write, emit=emit).path

@@ -34,10 +34,10 @@ def query_texts(texts: Sequence[str], corpus: Corpus, *, source: QueriesOf, max_
     text without a key phrase is its own query, truncated, too.
     """
     if source == "text":
-        return [_beginning(text, max_words) for text in texts]
+        return [first_words(text, max_words) for text in texts]
     stop = stop_words(corpus, texts)
     queries = {
-        text: ", ".join(_truncated(key_phrases(text, stop), max_words)) or _beginning(text, max_words) for text in dict.fromkeys(texts)
+        text: ", ".join(_truncated(key_phrases(text, stop), max_words)) or first_words(text, max_words) for text in dict.fromkeys(texts)
     }
     return [queries[text] for text in texts]
 
@@ -63,15 +63,13 @@ def key_phrases(text: str, stop: Collection[str]) -> list[str]:
     return best[: max(1, len(frequency) // 3)]
 
 
-def first_words(text: str, most: int) -> str:
-    """Return the text up to its `most`-th word; punctuation does not count."""
+def first_words(text: str, most: int | None) -> str:
+    """Return the text up to its `most`-th word, None = all of it; punctuation does not count."""
+    if most is None:
+        return text
     tokens = cut_into_tokens(text)
     words = [number for number, token in enumerate(tokens) if token.is_word]
     return text if len(words) <= most else "".join(token.text + token.space for token in tokens[: words[most]]).rstrip()
-
-
-def _beginning(text: str, max_words: int | None) -> str:
-    return text if max_words is None else first_words(text, max_words)
 
 
 def _truncated(phrases: list[str], max_words: int | None) -> list[str]:
