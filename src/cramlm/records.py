@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -182,6 +182,11 @@ class Batch:
     chance: FloatArray = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
     targets: FloatArray = field(default_factory=lambda: np.zeros((0, 0), dtype=np.float32))
     term: str = ""
+
+    @property
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """All fields but `term`, by name."""
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "term"}
 
     @property
     def tokens(self) -> int:

@@ -18,7 +18,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -122,11 +121,7 @@ class PackedBatch:
     @classmethod
     def of(cls, batch: Batch, device: torch.device | str = "cpu") -> PackedBatch:
         """Convert a batch; on the CPU the tensors share the arrays' memory."""
-        values: dict[str, Any] = {name: getattr(batch, name) for name in cls.__dataclass_fields__}
-        for name, value in values.items():
-            if isinstance(value, np.ndarray):
-                values[name] = torch.from_numpy(value).to(device)
-        return cls(**values)
+        return cls(**{name: torch.from_numpy(array).to(device) for name, array in batch.arrays.items()}, term=batch.term)
 
 
 @dataclass(frozen=True, slots=True)

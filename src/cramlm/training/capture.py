@@ -18,7 +18,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -123,8 +123,7 @@ class StaticBatch:
     """
 
     def __init__(self, like: Batch, counts: Counts, device: torch.device, *, fills: int = 1) -> None:
-        arrays = {each.name: getattr(like, each.name) for each in fields(like) if each.name != "term"}
-        arrays["counts"] = np.zeros(len(counts.numbers), dtype=np.float32)
+        arrays = {**like.arrays, "counts": np.zeros(len(counts.numbers), dtype=np.float32)}
         slices: dict[str, tuple[slice, npt.NDArray[Any]]] = {}
         end = 0
         for name, array in arrays.items():
@@ -277,7 +276,7 @@ class CapturedGradients:
 
 def _shape(batch: Batch, counts: Counts) -> tuple[Hashable, ...]:
     """Batches with equal values have the same operations on the same shapes."""
-    shapes = tuple(getattr(batch, each.name).shape for each in fields(batch) if each.name != "term")
+    shapes = tuple(array.shape for array in batch.arrays.values())
     return batch.term, shapes, tuple(name for name, count in counts.numbers.items() if count)
 
 
