@@ -23,6 +23,7 @@ small, linear models are compared with one another on dev and the training texts
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
@@ -232,6 +233,15 @@ class _Comparison:
         scale, places, unit = (100, 1, "points of ") if is_percent(metric) else (1, 3, "")
         return f"{abs(scale * self.difference):.{places}f} ± {scale * self.error:.{places}f} {unit}{METRIC_NAMES[metric]}"
 
+    def advice(self, best: str, metric: str, *, basis: str) -> str:
+        """Return the sentence that recommends `best`, one of the two models. basis: the scores, in parentheses."""
+        gap = self.gap(metric)
+        if best == self.model:
+            return f"Use {best}: it is {gap} better than {self.cheaper}, which is cheaper {basis}."
+        if self.clear:
+            return f"Use {best}: it is cheaper than {self.model} and {gap} better {basis}."
+        return f"No clear difference between {self.model} and {best} ({gap}); the cheaper is {best}: use it {basis}."
+
 
 def compare_on_dev(
     scorer: DevScorer, candidates: Mapping[str, npt.NDArray[Any]], *, seed: int, out_of_fold: OutOfFold | None = None
@@ -268,22 +278,15 @@ def compare_on_dev(
         comparisons.append(comparison)
         if comparison.clear and comparison.difference > 0:
             best = name
-    decisive = next((each for each in reversed(comparisons) if best in (each.model, each.cheaper)), comparisons[-1])
-    gap = decisive.gap(metric)
+    decisive = next(each for each in reversed(comparisons) if best in (each.model, each.cheaper))
     by_dev = not {decisive.model, decisive.cheaper} <= more_halves.keys()
     shown = scores if by_dev else {name: float(values.mean()) for name, values in more_halves.items()}
     texts = "" if out_of_fold is None else f"{counted(len(out_of_fold.scorer.truth) - rows, 'training text')} out of fold"
     listed = ", ".join(f"{name} {format_metric(metric, score)}" for name, score in shown.items())
     basis = f"({'cross-fitted on dev' if by_dev else f'on dev and {texts}'}: {listed})"
-    if best == decisive.model:
-        text = f"Use {best}: it is {gap} better than {decisive.cheaper}, which is cheaper {basis}."
-    elif decisive.clear:
-        text = f"Use {best}: it is cheaper than {decisive.model} and {gap} better {basis}."
-    else:
-        text = f"No clear difference between {decisive.model} and {best} ({gap}); the cheaper is {best}: use it {basis}."
-    order = list(candidates)
-    near = [each for each in (compare(best, name) for name in order[: order.index(best)]) if not each.clear]
-    if near:
+    text = decisive.advice(best, metric, basis=basis)
+    with_cheaper = [compare(best, name) for name in itertools.takewhile(lambda name: name != best, candidates)]
+    if near := [each for each in with_cheaper if not each.clear]:
         closest = min(near, key=lambda each: each.difference)
         text += f" The cheaper {closest.cheaper} is not clearly worse ({closest.gap(metric)})."
     if by_dev and texts:
