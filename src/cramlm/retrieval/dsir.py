@@ -22,8 +22,8 @@ from __future__ import annotations
 import unicodedata
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -33,6 +33,7 @@ from cramlm.config.retriever import DsirConfig
 from cramlm.data.corpus import Corpus
 from cramlm.data.parts import Part
 from cramlm.errors import ArtifactError, DataError
+from cramlm.io.threads import Workers
 from cramlm.records import Emit, Event, IntArray, silent
 from cramlm.retrieval.ranking import STAGE, Fills, Proposal, of_parts, one_each
 from cramlm.storage.arrays import read_array, save_array, separated
@@ -128,14 +129,11 @@ def _part_ngrams(corpus: Corpus, part: Part, store: Path, buckets: int, threads:
 
 def in_order(function: Callable[[Item], Result], items: Iterable[Item], *, threads: int) -> Iterator[Result]:
     """Yield function(item) of every item in order, computed by threads; at most 2 * threads results wait."""
-    if threads == 1:
-        yield from map(function, items)
-        return
-    with ThreadPoolExecutor(threads) as pool:
-        waiting: deque[Future[Result]] = deque()
+    with Workers(threads) as workers:
+        waiting: deque[Callable[[], Result]] = deque()
         for item in items:
-            waiting.append(pool.submit(function, item))
+            waiting.append(workers.start(partial(function, item)))
             if len(waiting) > 2 * threads:
-                yield waiting.popleft().result()
+                yield waiting.popleft()()
         while waiting:
-            yield waiting.popleft().result()
+            yield waiting.popleft()()
