@@ -109,7 +109,7 @@ def number_words(column, offsets, words, number, texts, ends):  # type: ignore[n
             words[count] = word
             count += 1
         column[position] = number[word]
-        ends[column[position] + 2] += 1
+        ends[column[position] + 2] += 1  # two places on: as each text is written, its word's start moves up to its end
     for word in words[:count]:
         number[word] = -1
     for place in range(1, count + 2):

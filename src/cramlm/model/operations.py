@@ -393,7 +393,7 @@ class _WeightedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, None, None, None]:
         (gradient,) = ctx.saved_tensors
-        if grad == 1:
+        if grad == 1:  # nearly always: spares a copy of the largest tensor
             return gradient, None, None, None
         return gradient * grad, None, None, None  # a 0-d factor does not change the type
 

@@ -243,6 +243,22 @@ def _character(text, index):  # type: ignore[no-untyped-def]
 
 
 @jit
+def _hash_long(text, before, own, message, powers, schedule, state):  # type: ignore[no-untyped-def]
+    """Return the bucket of a message that does not fit one block. before, own: as of `_write_message`."""
+    length = 0
+    for index in range(before[0], before[1]):
+        message[length] = text[index]
+        length += 1
+    if length:
+        message[length] = _JOIN
+        length += 1
+    for index in range(own[0], own[1]):
+        message[length] = text[index]
+        length += 1
+    return _sha256_modulo(message, length, powers, schedule, state)
+
+
+@jit
 def _class_and_size(text, index, classes):  # type: ignore[no-untyped-def]
     """Class and size in bytes of the character at `index`."""
     if text[index] < 0x80:
@@ -312,7 +328,7 @@ def hash_ngrams(text, offsets, classes, buckets, out, out_offsets):  # type: ign
                 if cache[slot] & _WAITS or waiting == _LANES:
                     _hash_waiting(waiting, slots, positions, powers, schedule, state, cache, out)
                     waiting = 0
-                if cache[slot] ^ rest ^ _KNOWN < _KNOWN:
+                if cache[slot] ^ rest ^ _KNOWN < _KNOWN:  # the same key, with its bucket: nothing else is left
                     out[size] = np.uint16(cache[slot])
                 else:
                     before = starts[first], ends[first] if words == 2 else starts[first]
@@ -321,17 +337,8 @@ def hash_ngrams(text, offsets, classes, buckets, out, out_offsets):  # type: ign
                         waiting += 1
                     else:
                         _hash_waiting(waiting, slots, positions, powers, schedule, state, cache, out)
-                        waiting, length = 0, 0
-                        for index in range(before[0], before[1]):
-                            message[length] = text[index]
-                            length += 1
-                        if words == 2:
-                            message[length] = _JOIN
-                            length += 1
-                        for index in range(starts[token], ends[token]):
-                            message[length] = text[index]
-                            length += 1
-                        bucket = _sha256_modulo(message, length, powers, schedule, state)
+                        waiting = 0
+                        bucket = _hash_long(text, before, (starts[token], ends[token]), message, powers, schedule, state)
                         cache[slot], out[size] = rest | _KNOWN | bucket, bucket
                 size += 1
         out_offsets[number + 1] = size
@@ -452,7 +459,7 @@ def _hash_ascii_words(text, index, end, hashes, count):  # type: ignore[no-untyp
     while starts != 0:
         start = trailing_zeros(starts)
         after = min(trailing_zeros(ends), stop)
-        if after >= stop and index + stop < end:
+        if after >= stop and index + stop < end:  # the word may go on after these bytes
             return start, count
         starts &= starts - np.uint64(1)
         ends &= ends - np.uint64(1)
@@ -461,7 +468,7 @@ def _hash_ascii_words(text, index, end, hashes, count):  # type: ignore[no-untyp
             value = _mix(value, load_word(text, place) | _LOWER_CASE)
             place += 8
             length -= 8
-        short = min(length, 8)
+        short = min(length, 8)  # of the last 16 bytes: both hashes are computed, without a branch
         value = _mix(value, (load_word(text, place) | _LOWER_CASE) & (_ALL_BITS >> np.uint64(64 - 8 * short)))
         longer = _mix(value, (load_word(text, place + 8) | _LOWER_CASE) & (_ALL_BITS >> np.uint64(64 - 8 * max(length - 8, 1))))
         hashes[count] = longer if length > 8 else value

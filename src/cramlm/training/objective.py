@@ -121,7 +121,7 @@ class Objective:
             total = total + model.encoder_config.balance_weight * balance
             means["balance"] = balance.detach()
         if not present:
-            total = hidden.float().sum() * 0.0
+            total = hidden.float().sum() * 0.0  # 0 with a graph, for the backward pass
         return Losses(total, means)
 
     def _text_term(self, batch: Batch | PackedBatch) -> TextTerm | None:
@@ -158,6 +158,7 @@ def gradients(
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
 
     def of_part(number: int) -> tuple[Losses, Sequence[Tensor | None]]:
+        # Returned, not added to `grad` by a backward pass: the threads would add in any order.
         losses = losses_of(model, parts[number], phase, counts, precision, dropout_of(phase, dropout_seed, part=number))
         return losses, torch.autograd.grad(losses.total, trained, allow_unused=True)
 
