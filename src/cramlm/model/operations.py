@@ -1,16 +1,13 @@
 """The operations around the linear layers: attention, plain and gated GELU, residual sums with their norms, cross-entropy, dropout.
 
-Each has three equivalent forms (tests/model/test_operations.py). In bf16 on a CPU, and in float32 where a gradient is needed, it is one
-autograd node over compiled loops (cpu_kernels.py): a mini encoder in bf16 would otherwise spend half of its time outside matrix products.
-In other cases on a CPU attention and GeGLU are one node over PyTorch's operations, which saves what autograd adds between them: zero-filled
-gradients of slices, copies to join them, saved intermediates. On CUDA, and while a graph is exported for other runtimes, they are PyTorch's
-own operations. So are in float32 the norm of a sum (BERT's) and attention without rotation, and on a CPU without a gradient all attention:
-SDPA stores no scores, and takes half the time at 250 tokens.
+On a CPU, in bf16 and in float32 where a gradient is needed, each is one autograd node over compiled loops (cpu_kernels.py): a mini encoder
+in bf16 would otherwise spend half of its time outside matrix products. Elsewhere they are PyTorch's own operations, with equal values
+(tests/model/test_operations.py). So are in float32 the norm of a sum (BERT's) and the layout of attention without rotation; on a CPU
+without a gradient attention is SDPA, which stores no scores and takes half the time at 250 tokens.
 
-Cross-entropy over the vocabulary computes its gradient in the forward pass, one cache-sized block of positions at a time. The logits of a
-step (800 positions x 8,192 tokens) are the largest tensor of training; the plain formula reads and writes them about eight times in
-float32, here each block is read once and its gradient written once, in the type of the logits. On one core 7 ms with the compiled loop, 11
-ms with PyTorch's operations in blocks, and a third of the formula's memory.
+Cross-entropy over the vocabulary computes its gradient in the forward pass, one position at a time. The logits of a step (800 positions x
+8,192 tokens) are the largest tensor of training; the plain formula reads and writes them about eight times in float32, the compiled loop
+reads each position once and writes its gradient once, in the type of the logits: 7 ms on one core, and a third of the formula's memory.
 
 Dropout has no global generator: the mask is a function of (seed, part of the batch, number of the call in the pass, element's index). Hence
 the parts of a batch can run in parallel threads, and the backward pass recomputes the mask instead of storing it. On a CPU the element's
@@ -56,16 +53,15 @@ def attend(qkv: Tensor, bias: Tensor, rotation: Rotation | None, heads: int, mas
     """Multi-head attention: (R, L, 3 D) queries, keys and values side by side -> (R, L, D).
 
     bias (R, 1, L, L) is added to the scaled scores; `rotation` turns queries and keys first; `mask` is the dropout of the probabilities
-    (R, H, L, L), None = none. While a graph is exported, the plain operations are recorded instead, which other runtimes support.
+    (R, H, L, L), None = none.
     """
-    if qkv.device.type != "cpu" or torch.compiler.is_exporting():
-        return attend_fused(qkv, bias, rotation, heads, mask)
-    loops = is_compiled(qkv)
-    if qkv.dtype == torch.float32 and mask is None and not loops:
+    if is_compiled(qkv):
+        cos, sin = rotation if rotation is not None else (None, None)
+        result: Tensor = _Attend.apply(qkv, bias, cos, sin, heads, mask)  # type: ignore[no-untyped-call]
+        return result
+    if qkv.device.type == "cpu" and qkv.dtype == torch.float32 and mask is None:
         return _attend_without_gradient(qkv, bias, rotation, heads)
-    cos, sin = rotation if rotation is not None else (None, None)
-    result: Tensor = _Attend.apply(qkv, bias, cos, sin, heads, mask, loops)  # type: ignore[no-untyped-call]
-    return result
+    return attend_fused(qkv, bias, rotation, heads, mask)
 
 
 def drop(x: Tensor, mask: Mask, *, out: Tensor | None = None) -> Tensor:
@@ -84,7 +80,7 @@ def drop(x: Tensor, mask: Mask, *, out: Tensor | None = None) -> Tensor:
 
 def hashes(x: Tensor) -> bool:
     """Return True if the mask of this tensor is hashed from indices (cpu_kernels.py), False if PyTorch samples it."""
-    return x.device.type == "cpu" and (is_compiled(x) or x.dtype == torch.float32)
+    return x.device.type == "cpu" and x.dtype in (torch.bfloat16, torch.float32)
 
 
 @functools.cache
@@ -98,7 +94,7 @@ def compiled() -> ModuleType:
 def is_compiled(x: Tensor) -> bool:
     """Return True if the loops of cpu_kernels.py compute a function of this tensor: on a CPU, in bf16, or in float32 with a gradient."""
     is_float32_trained = x.dtype == torch.float32 and x.requires_grad and torch.is_grad_enabled()
-    return (x.dtype == torch.bfloat16 or is_float32_trained) and x.device.type == "cpu" and not torch.compiler.is_exporting()
+    return (x.dtype == torch.bfloat16 or is_float32_trained) and x.device.type == "cpu"
 
 
 def gelu(x: Tensor) -> Tensor:
@@ -111,10 +107,7 @@ def gelu(x: Tensor) -> Tensor:
 
 def geglu(x: Tensor) -> Tensor:
     """gelu(value) * gate of (..., 2 I) -> (..., I); the value comes first."""
-    if is_compiled(x):
-        compiled: Tensor = _CompiledGeglu.apply(x)  # type: ignore[no-untyped-call]
-        return compiled
-    if x.device.type != "cpu" or torch.compiler.is_exporting():
+    if not is_compiled(x):
         value, gate = x.chunk(2, dim=-1)
         return F.gelu(value) * gate
     result: Tensor = _Geglu.apply(x)  # type: ignore[no-untyped-call]
@@ -151,7 +144,7 @@ def rotate(x: Tensor, rotation: Rotation, out: Tensor) -> Tensor:
 
 
 def attend_fused(qkv: Tensor, bias: Tensor, rotation: Rotation | None, heads: int, mask: Mask | None = None) -> Tensor:
-    """`attend` in PyTorch's own operations, for GPUs and export.
+    """`attend` in PyTorch's own operations, for GPUs.
 
     With a mask the probabilities are computed one operation at a time: SDPA's dropout samples from the global generator, which is a state.
     """
@@ -189,9 +182,7 @@ def _rotated(x: Tensor, rotation: Rotation) -> Tensor:
 
 class _Attend(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, qkv: Tensor, bias: Tensor, cos: Tensor | None, sin: Tensor | None, heads: int, mask: Mask | None, loops: bool
-    ) -> Tensor:
+    def forward(ctx: Any, qkv: Tensor, bias: Tensor, cos: Tensor | None, sin: Tensor | None, heads: int, mask: Mask | None) -> Tensor:
         rows, length, width = qkv.shape
         size = width // 3 // heads
         parts = qkv.view(rows, length, 3, heads, size)
@@ -201,24 +192,20 @@ class _Attend(torch.autograd.Function):
             torch.mul(parts[:, :, 0], size**-0.5, out=split[0].transpose(1, 2))
             split[1].copy_(parts[:, :, 1].transpose(1, 2))
             split[2].copy_(parts[:, :, 2].transpose(1, 2))
-        elif loops:
+        else:
             angles = (memory(cos.view(-1, size // 2)), memory(sin.view(-1, size // 2)))
             compiled().split_heads(memory(qkv.view(-1, width)), *angles, np.float32(size**-0.5), memory(split))
-        else:
-            rotate(parts[:, :, 0], Rotation(cos * size**-0.5, sin * size**-0.5), split[0].transpose(1, 2))
-            rotate(parts[:, :, 1], Rotation(cos, sin), split[1].transpose(1, 2))
-            split[2].copy_(parts[:, :, 2].transpose(1, 2))
         query, key, value = split.view(3, rows * heads, length, size)
         scores = torch.bmm(query, key.transpose(1, 2)).view(rows, heads, length, length).add_(bias)
         weights = torch.softmax(scores, -1)
         dropped = weights if mask is None else drop(weights, mask)
         context = torch.bmm(dropped.view(rows * heads, length, length), value)
         ctx.save_for_backward(split, weights, cos, sin)
-        ctx.mask, ctx.loops = mask, loops  # the mask is recomputed in the backward pass
+        ctx.mask = mask  # recomputed in the backward pass
         return context.view(rows, heads, length, size).transpose(1, 2).reshape(rows, length, width // 3)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None, None]:
         split, weights, cos, sin = ctx.saved_tensors
         mask: Mask | None = ctx.mask
         _, rows, heads, length, size = split.shape
@@ -240,36 +227,13 @@ class _Attend(torch.autograd.Function):
             torch.mul(d_split[0].transpose(1, 2), size**-0.5, out=d_qkv[:, :, 0])
             d_qkv[:, :, 1].copy_(d_split[1].transpose(1, 2))
             d_qkv[:, :, 2].copy_(d_split[2].transpose(1, 2))
-        elif ctx.loops:
+        else:
             angles = (memory(cos.view(-1, size // 2)), memory(sin.view(-1, size // 2)))
             compiled().merge_heads(memory(d_split), *angles, np.float32(size**-0.5), memory(d_qkv.view(rows * length, -1)))
-        else:
-            rotate(d_split[0].transpose(1, 2), Rotation(cos * size**-0.5, sin * -(size**-0.5)), d_qkv[:, :, 0])
-            rotate(d_split[1].transpose(1, 2), Rotation(cos, -sin), d_qkv[:, :, 1])
-            d_qkv[:, :, 2].copy_(d_split[2].transpose(1, 2))
-        return d_qkv.view(rows, length, 3 * heads * size), None, None, None, None, None, None
+        return d_qkv.view(rows, length, 3 * heads * size), None, None, None, None, None
 
 
 class _Geglu(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        value, gate = x.chunk(2, dim=-1)
-        active = F.gelu(value)
-        ctx.save_for_backward(x, active)
-        return active * gate
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        x, active = ctx.saved_tensors
-        value, gate = x.chunk(2, dim=-1)
-        result = torch.empty_like(x)
-        d_value, d_gate = result.chunk(2, dim=-1)
-        torch.mul(active, grad, out=d_gate)
-        torch.ops.aten.gelu_backward.grad_input(grad * gate, value, approximate="none", grad_input=d_value)
-        return result
-
-
-class _CompiledGeglu(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         width = x.shape[-1] // 2
@@ -361,57 +325,34 @@ def memory(x: Tensor) -> npt.NDArray[Any]:
     return numbers
 
 
-_BLOCK = 1 << 19  # logits in a block: 2 MiB of float32
-
-
 def weighted_cross_entropy(logits: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """sum_i weights[i] * -ln softmax(logits[i])[targets[i]], and the unweighted loss of each position.
 
     logits (M, V), targets (M,) int64, weights (M,) -> scalar and (M,), in float32. Only the scalar has a gradient, and only
     with respect to the logits.
     """
-    if logits.device.type != "cpu":  # a GPU has memory for the plain formula, and torch.compile can fuse it
+    if not is_compiled(logits):  # a GPU has memory for the plain formula, and torch.compile can fuse it
         losses = F.cross_entropy(logits.float(), targets, reduction="none")
         return (losses * weights).sum(), losses.detach()
-    both: tuple[Tensor, Tensor] = _WeightedCrossEntropy.apply(logits, targets, weights, is_compiled(logits))  # type: ignore[no-untyped-call]
+    both: tuple[Tensor, Tensor] = _WeightedCrossEntropy.apply(logits, targets, weights)  # type: ignore[no-untyped-call]
     return both
 
 
 class _WeightedCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, targets: Tensor, weights: Tensor, loops: bool) -> tuple[Tensor, Tensor]:
-        kind = torch.promote_types(logits.dtype, torch.float32)
-        each, gradient = torch.empty(len(logits), dtype=kind, device=logits.device), torch.empty_like(logits)
-        if loops:
-            compiled().cross_entropy(memory(logits), targets.numpy(), memory(weights.float()), memory(each), memory(gradient))
-        else:
-            _by_blocks(logits, targets, weights, each, gradient)
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        each, gradient = torch.empty(len(logits)), torch.empty_like(logits)
+        compiled().cross_entropy(memory(logits), targets.numpy(), memory(weights.float()), memory(each), memory(gradient))
         ctx.save_for_backward(gradient)
         ctx.mark_non_differentiable(each)
         return (each * weights).sum(), each
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, None, None]:
         (gradient,) = ctx.saved_tensors
         if grad == 1:  # nearly always: spares a copy of the largest tensor
-            return gradient, None, None, None
-        return gradient * grad, None, None, None  # a 0-d factor does not change the type
-
-
-def _by_blocks(logits: Tensor, targets: Tensor, weights: Tensor, each: Tensor, gradient: Tensor) -> None:
-    """Fill `each` and `gradient` with PyTorch's operations."""
-    positions, vocabulary = logits.shape
-    block = max(1, _BLOCK // vocabulary)
-    for start in range(0, positions, block):
-        part = slice(start, start + block)
-        values, target = logits[part].to(each.dtype), targets[part, None]
-        probabilities = torch.softmax(values, -1)
-        # ln of the sum of exponentials, from the largest logit and its probability (>= 1 / V): exact where the target's own underflows.
-        log_sum = values.amax(-1) - probabilities.amax(-1).log()
-        each[part] = log_sum - values.gather(1, target).squeeze(1)
-        probabilities.scatter_(1, target, probabilities.gather(1, target) - 1)
-        torch.mul(probabilities, weights[part, None], out=probabilities)
-        gradient[part] = probabilities
+            return gradient, None, None
+        return gradient * grad, None, None  # a 0-d factor does not change the type
 
 
 _GOLDEN = 0x9E3779B97F4A7C15  # splitmix64's increment
