@@ -165,7 +165,7 @@ _AnyConfig: TypeAlias = Bm25Config | RandomConfig | DsirConfig | DenseConfig | U
 RetrieverConfig: TypeAlias = Annotated[_AnyConfig, Field(discriminator="kind")]
 RETRIEVER: TypeAdapter[_AnyConfig] = TypeAdapter(RetrieverConfig)
 """Validates plain data as a retriever's settings; raises pydantic's ValidationError."""
-_CONFIGS: Final[dict[str, type[_AnyConfig]]] = classes_by_kind(_AnyConfig)
+_CONFIGS: Final = classes_by_kind(_AnyConfig)
 
 
 def members_of(config: RetrieverConfig) -> tuple[MemberConfig | ElasticsearchConfig, ...]:
