@@ -238,6 +238,11 @@ def test_an_error_of_several_lines_is_printed_as_one(tmp_path: Path) -> None:
 def test_evaluate_refuses_an_unseen_label_unless_it_is_ignored(fitted: Path, tmp_path: Path) -> None:
     (tmp_path / "new.csv").write_text("text,label\nwave ship,sea\nridge valley,lake\n", "utf-8")
     assert_one_line(cramlm("evaluate", fitted / "run/export", tmp_path / "new.csv"), 3, "new.csv:3", "'lake'", "--unseen-labels")
+    (tmp_path / "near.csv").write_text("text,label\nwave ship,Sea\n", "utf-8")
+    near = "none of the model's ('hill', 'sea'); 'Sea' differs from 'sea' in case, Unicode form or white space only; drop the row"
+    assert_one_line(cramlm("evaluate", fitted / "run/export", tmp_path / "near.csv"), 3, "near.csv:2", near)
+    (tmp_path / "near.csv").write_text(f"text,label\nwave ship,sea\nridge valley,{'long' * 1000}\n", "utf-8")
+    assert len(error_line(cramlm("evaluate", fitted / "run/export", tmp_path / "near.csv"), 3)) < 400
     result = cramlm("evaluate", fitted / "run/export", tmp_path / "new.csv", "--unseen-labels", "ignore", "--json")
     assert json.loads(result.stdout)["accuracy"] == 0.5
 

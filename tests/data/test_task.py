@@ -76,6 +76,8 @@ def test_a_label_that_training_lacks_fails_or_is_ignored_and_counted(tmp_path: P
     test = [("t", "a"), ("u", "new"), ("v", "new")]
     with pytest.raises(DataError, match=r"test.jsonl:2: label 'new' is not among the training labels \('a', 'b'\), in 2 rows;"):
         read(tmp_path, ROWS, test=test)
+    with pytest.raises(DataError, match=r"\('a', 'b'\), in 1 row; 'A ' differs from 'a' in case, Unicode form or white space only; fix"):
+        read(tmp_path, ROWS, test=[("t", "A ")])
     task, events = read(tmp_path, ROWS, test=test, unseen_labels="ignore")
     assert len(task.test) == 3
     assert task.labels == ("a", "b")

@@ -89,7 +89,7 @@ def test_a_held_out_label_that_differs_in_case_from_one_of_train_is_named_with_i
     held_out = read_labelled(str(tmp_path / "dev.csv"), RowFormat())
     messages = [each.message for each in check_files(read_labelled(str(train), RowFormat()), [held_out]) if each.rule == "unseen-label"]
     assert messages == [
-        "label 'True' is not among the training labels, but 'true' is; write both the same way",
+        "label 'True' is not among the training labels; 'True' differs from 'true' in case, Unicode form or white space only",
         "label 'maybe' is not among the training labels",
     ]
 
@@ -116,11 +116,12 @@ def test_labels_that_fit_refuses_are_a_problem(tmp_path: Path, kind: TaskKind, l
 
 
 def test_labels_that_differ_in_case_unicode_form_or_white_space_only_are_named(tmp_path: Path) -> None:
-    names = ["sea", "sea", "sea ", "Sea", "café", "cafe\u0301"] * 5
+    names = ["sea", "sea", "sea ", "Sea", "café", "cafe\u0301", "\u200bsea"] * 5
     train = write_labelled(tmp_path / "train.jsonl", [(f"text number {number}", name) for number, name in enumerate(names)])
     findings = [finding for finding in check_files(read_labelled(train, RowFormat()), []) if finding.rule == "similar-labels"]
-    assert [finding.location.removeprefix(f"{tmp_path}/") for finding in findings] == ["train.jsonl:3", "train.jsonl:4", "train.jsonl:6"]
+    assert [finding.location.removeprefix(f"{tmp_path}/train.jsonl:") for finding in findings] == ["3", "4", "6", "7"]
     assert findings[0].message.startswith("label 'sea ' differs from 'sea' in case, Unicode form or white space only")
+    assert findings[3].message.startswith(r"label '\u200bsea' differs from 'sea' in case")
     assert findings[2].message.startswith(r"label 'cafe\u0301' differs from 'caf\xe9' in Unicode form only")
 
 

@@ -15,8 +15,9 @@ import functools
 import json
 import math
 import re
+import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -24,6 +25,7 @@ import numpy as np
 from cramlm.errors import DataError, brief, counted
 from cramlm.io.rows import ColumnKind
 from cramlm.records import FloatArray, IntArray, Scale, TaskKind
+from cramlm.text.characters import normalise
 
 WRITTEN_LIST: Final = re.compile(r"""\[(\s*|\s*["'].*["']\s*|([\d.\s-]*,)+[\d.\s-]*)\]""", re.DOTALL)
 """How Python and JSON write a list of labels; a single number in brackets may be the name of a label."""
@@ -231,6 +233,25 @@ def format_number(number: float) -> str:
     if not math.isfinite(number):
         raise ValueError(f"{number} is not finite")
     return repr(float(number) + 0.0)  # -0.0 becomes 0.0
+
+
+def folded(label: str) -> str:
+    """Return a key that is equal for labels that differ in case, Unicode form, white space or invisible characters only."""
+    return " ".join("".join(character for character in normalise(label) if unicodedata.category(character) != "Cf").split())
+
+
+def spelling_difference(label: str, other: str) -> str:
+    """Return in words how two labels of equal `folded` differ, with both in a form that shows it."""
+    look_alike = unicodedata.normalize("NFC", label) == unicodedata.normalize("NFC", other)
+    shown = [ascii(name) if look_alike else brief(name) for name in (label, other)]
+    return f"{shown[0]} differs from {shown[1]} in {'Unicode form' if look_alike else 'case, Unicode form or white space'} only"
+
+
+def spelled_otherwise(label: str, names: Iterable[str]) -> str:
+    """Return `spelling_difference` from a name with the same `folded` after a semicolon; "" if there is none."""
+    key = folded(label)
+    other = next((name for name in names if folded(name) == key), None)
+    return "" if other is None else f"; {spelling_difference(label, other)}"
 
 
 def range_of(labels: Sequence[str]) -> tuple[float, float]:

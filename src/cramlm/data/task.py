@@ -17,7 +17,7 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from cramlm.config.run import OPTIONAL_ID, OnBadRow, TaskConfig
-from cramlm.data.labels import RULES, LabelRules
+from cramlm.data.labels import RULES, LabelRules, spelled_otherwise
 from cramlm.errors import ArtifactError, DataError, UsageError, brief, counted
 from cramlm.io.paths import STDIN, stamp_input
 from cramlm.io.readers import MAX_RECORD_BYTES, Reader
@@ -361,9 +361,10 @@ def _check_unseen(split: str, path: str | None, examples: Sequence[Example], lab
     line, label = unseen[0][0].id.removeprefix(f"{split}:"), brief(unseen[0][1])
     if config.unseen_labels == "fail":
         shown = ", ".join(brief(name, 30) for name in labels[:8]) + (", …" if len(labels) > 8 else "")
+        where = f"in {counted(len(unseen), 'row')}{spelled_otherwise(unseen[0][1], labels)}"
         raise DataError(
-            f"{path}:{line}: label {label} is not among the training labels ({shown}), in {counted(len(unseen), 'row')}; fix the rows, add "
-            "the label to the training file, or pass --set task.unseen_labels=ignore"
+            f"{path}:{line}: label {label} is not among the training labels ({shown}), {where}; fix the rows, add the label to the "
+            "training file, or pass --set task.unseen_labels=ignore"
         )
     emit(
         Event(

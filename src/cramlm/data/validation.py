@@ -10,7 +10,6 @@ Two texts are the same if their `task.text_key` is equal; near-repetitions are t
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,12 +19,12 @@ import numpy as np
 
 from cramlm.data.corpus import Corpus
 from cramlm.data.decontamination import HeldOut
-from cramlm.data.labels import RULES, WRITTEN_LIST, number_texts, range_of
+from cramlm.data.labels import RULES, WRITTEN_LIST, folded, number_texts, range_of, spelling_difference
 from cramlm.data.task import RowFormat, read_examples, text_key
 from cramlm.errors import DataError, brief, counted
 from cramlm.io.rows import Rejected
 from cramlm.records import Event, Example, Task, TaskKind
-from cramlm.text.characters import count_scripts, main_script, normalise
+from cramlm.text.characters import count_scripts, main_script
 from cramlm.text.words import count_words, segment
 
 Severity: TypeAlias = Literal["problem", "notice"]
@@ -252,12 +251,8 @@ def _similar_labels(counts: Counter[str], first: Mapping[str, Example]) -> Itera
     """
     frequent: dict[str, str] = {}
     for label, _ in counts.most_common():
-        other = frequent.setdefault(" ".join(normalise(label).split()), label)
-        if other != label:
-            look_alike = unicodedata.normalize("NFC", label) == unicodedata.normalize("NFC", other)
-            shown = [ascii(name) if look_alike else brief(name) for name in (label, other)]
-            what = "in Unicode form only" if look_alike else "in case, Unicode form or white space only"
-            message = f"label {shown[0]} differs from {shown[1]} {what}; rename one if they are one label"
+        if (other := frequent.setdefault(folded(label), label)) != label:
+            message = f"label {spelling_difference(label, other)}; rename one if they are one label"
             yield Finding(first[label].id, "notice", "similar-labels", message)
 
 
@@ -310,13 +305,13 @@ def _labels(train: LabelledFile, held_out: Sequence[LabelledFile]) -> Iterator[F
     if most > UNEVEN * least:
         message = f"{brief(largest, 30)} has {most:,} rows and {brief(smallest, 30)} {least:,}; compare macro-F1"
         yield Finding(train.name, "notice", "uneven-labels", message)
-    spelled = {" ".join(normalise(label).split()): label for label in counts}
+    spelled = {folded(label): label for label in counts}
     for file in held_out:
         for example, name in file.names():
             if name not in counts:
                 message = f"label {brief(name, 30)} is not among the training labels"
-                if (near := spelled.get(" ".join(normalise(name).split()))) is not None:
-                    message += f", but {brief(near, 30)} is; write both the same way"
+                if (near := spelled.get(folded(name))) is not None:
+                    message += f"; {spelling_difference(name, near)}"
                 yield Finding(example.id, "problem", "unseen-label", message)
         present = {name for _, name in file.names()}
         for label in sorted(set(counts) - present):

@@ -21,9 +21,9 @@ import numpy as np
 import numpy.typing as npt
 
 from cramlm.config.run import DEV_METRICS
-from cramlm.data.labels import RULES, format_labels, format_number
+from cramlm.data.labels import RULES, format_labels, format_number, spelled_otherwise
 from cramlm.data.task import text_key
-from cramlm.errors import DataError, UsageError
+from cramlm.errors import DataError, UsageError, brief
 from cramlm.evaluation.metrics import (
     LabelScores,
     NumberScores,
@@ -322,8 +322,9 @@ def check_labels(kind: TaskKind, labels: Sequence[str], examples: Sequence[Examp
     for example in examples:
         unknown = [] if example.label is None else [name for name in RULES[kind].names(example.label) if name not in labels]
         if unknown:
-            shown = ", ".join(map(repr, labels[:10])) + (", ..." if len(labels) > 10 else "")
-            raise DataError(f"{origin}:{example.id}: label {unknown[0]!r} is none of the model's ({shown}); drop the row, or {remedy}")
+            shown = ", ".join(brief(name, 30) for name in labels[:10]) + (", …" if len(labels) > 10 else "")
+            what = f"label {brief(unknown[0])} is none of the model's ({shown}){spelled_otherwise(unknown[0], labels)}"
+            raise DataError(f"{origin}:{example.id}: {what}; drop the row, or {remedy}")
 
 
 def main_metric(kind: TaskKind) -> str:
