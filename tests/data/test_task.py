@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -162,9 +163,14 @@ def test_texts_to_predict_keep_order_and_need_no_label(tmp_path: Path) -> None:
     (tmp_path / "b.txt").write_text("one\n\ntwo\n")
     with pytest.raises(DataError, match=r"b.txt:2: 'text' is blank"):
         read_examples(str(tmp_path / "b.txt"), unlabelled)
-    for rows, message in (([(" ", "a")], "no rows left"), ([], r"c.jsonl: no rows; pass a file with data")):
+    for rows, message in (
+        ([(" ", "a")], "no rows left, the only one was rejected, line 1: 'text' is blank; fix it"),
+        ([], r"c.jsonl: no rows; pass a file with data"),
+    ):
         with pytest.raises(DataError, match=message):
             read_examples(write_labelled(tmp_path / "c.jsonl", rows), unlabelled, on_bad_row="skip")
+    with pytest.raises(DataError, match=r"all 2 were rejected, line 1: no column 'body'; found 'text', 'label'; pass --text-column$"):
+        read_examples(write_labelled(tmp_path / "c.jsonl", [("x", "a")] * 2), replace(unlabelled, text_column="body"), on_bad_row="skip")
     with pytest.raises(UsageError, match="a text file has no column"):
         read_examples(str(tmp_path / "a.txt"), RowFormat())
 

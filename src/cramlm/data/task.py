@@ -21,7 +21,7 @@ from cramlm.data.labels import RULES, LabelRules, spelled_otherwise
 from cramlm.errors import ArtifactError, DataError, UsageError, brief, counted
 from cramlm.io.paths import STDIN, stamp_input
 from cramlm.io.readers import MAX_RECORD_BYTES, Reader
-from cramlm.io.rows import Column
+from cramlm.io.rows import Column, has_remedy
 from cramlm.records import Emit, Event, Example, Scale, Split, Task, TaskKind, silent
 from cramlm.storage.artifacts import Artifact, hash_json, open_artifact, stage, verify
 from cramlm.text.markers import Markers
@@ -222,7 +222,8 @@ def read_examples(
         where = "standard input" if path == STDIN else path
         if not rows_read:
             raise DataError(f"{where}: no rows; pass a file with data")
-        raise DataError(f"{where}: no rows left, all {rows_read:,} were rejected{first_reason}; fix them")
+        rejected = f"the only one was rejected{first_reason}" if rows_read == 1 else f"all {rows_read:,} were rejected{first_reason}"
+        raise DataError(f"{where}: no rows left, {rejected}{'' if has_remedy(first_reason) else '; fix it'}")
     return examples
 
 

@@ -77,7 +77,7 @@ class RowCounts:
             DataError: unless on_bad_row is "skip".
         """
         if self.on_bad_row != "skip":
-            remedy = "" if "; pass --" in reason or _RENAME in reason else "; fix it"
+            remedy = "" if has_remedy(reason) else "; fix it"
             raise DataError(f"{self.path}:{line}: {reason}{remedy}{', or pass --on-bad-row skip' if self.on_bad_row else ''}")
         self.rejected.append(Rejected(str(self.path), line, reason))
 
@@ -94,6 +94,11 @@ class RowCounts:
                 f"{self.path}:{line}: {column!r} is {brief(value, 30)}, a JSON {kind}, and of type {first} in line {first_line}; "
                 f"write all of them as strings"
             )
+
+
+def has_remedy(reason: str) -> bool:
+    """Return True if the reason to reject a row says what to do."""
+    return "; pass --" in reason or _RENAME in reason
 
 
 def not_utf8(line: bytes, error: UnicodeDecodeError, offset: int) -> str:
