@@ -153,6 +153,9 @@ def test_predictions_stand_beside_the_columns_of_a_spreadsheet_in_its_form(fitte
     assert_one_line(cramlm(*command, tmp_path / "predictions.jsonl"), 2, "--keep-columns writes a table")
     (tmp_path / "new.csv").write_text("text,predicted\nwave ship harbour sailor,sea\n", "utf-8")
     assert_one_line(cramlm(*command, tmp_path / "again.csv"), 2, "has a column 'predicted' already")
+    (tmp_path / "new.csv").write_text("text\nwave ship, harbour\n", "utf-8")
+    with_columns, without = (error_line(cramlm(*each, tmp_path / "again.csv"), 3) for each in (command, (*command[:3], "--out")))
+    assert with_columns == without
     (tmp_path / "new.txt").write_text("wave ship harbour sailor\n", "utf-8")
     assert_one_line(cramlm(*command[:2], tmp_path / "new.txt", *command[3:], tmp_path / "again.csv"), 2, "not a .csv or .tsv file")
     assert not (tmp_path / "again.csv").exists()

@@ -149,9 +149,9 @@ def predict(
     if keep_columns and separator is None:
         raise UsageError("--keep-columns writes a table; pass -o FILE.csv or FILE.tsv")
     folder = model_of(model)
-    table = Table.read(file) if keep_columns else None
     row_format = _texts_format(folder, text_column, text_pair_column, id_column)
     examples, label_separator = read_examples(file, row_format), row_format.label_separator
+    table = Table.read(file) if keep_columns else None
     predictor = load_predictor(folder, precision=precision, device=device, model_part=model_part)
     if separator is not None:
         _refuse_joined_labels(predictor, label_separator)
