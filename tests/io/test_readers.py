@@ -78,6 +78,8 @@ def test_an_empty_file_has_no_rows(make: MakeFile, name: str) -> None:
         ("text|label", "columns seem separated by bars"),
         ("Text;label", "no column 'text'; found 'Text', 'label' (did you mean 'Text'?); pass --text-column"),
         ("text,class", "no column 'label'; found 'text', 'class'; pass --label-column"),
+        ("a red ship,sea", "found 'a red ship', 'sea' (the first line of a table holds the names of its columns); pass --text-column"),
+        ("# exported in 2026", "(the first line of a table holds the names of its columns); pass --text-column"),
         ("text,label,text", "column 'text' occurs twice, as number 1 and 3"),
         ('{"text": "a"}', "looks like JSON lines"),
     ],

@@ -14,6 +14,7 @@ from cramlm.errors import DataError, brief
 from cramlm.io.paths import RemoteFile
 
 _RENAME: Final = "; rename its column to"
+_NAME_WORDS: Final = 2  # names of columns with more words are rare; a header with one is perhaps a row
 ColumnKind: TypeAlias = Literal["text", "label", "labels", "number", "name"]
 
 
@@ -158,6 +159,8 @@ def missing_column(column: Column, present: Sequence[str]) -> str:
             hint = " (this looks like JSON lines; rename it to .jsonl)"
     elif near := difflib.get_close_matches(column.name.lower(), [name.lower() for name in present], n=1):
         hint = f" (did you mean {next(name for name in present if name.lower() == near[0])!r}?)"
+    if not hint and any(len(name.split()) > _NAME_WORDS for name in present):
+        hint = " (the first line of a table holds the names of its columns)"
     shown = ", ".join(brief(name, 40) for name in present[:12]) + (", …" if len(present) > 12 else "")
     remedy = f"{_RENAME} that of {column.like}" if column.like else f"; pass {column.flag}"
     return f"no column {column.name!r}; found {shown or 'none'}{hint}{remedy}"
