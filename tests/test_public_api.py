@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import cramlm
+from jsonl import write_labelled
 
 DOCS = Path(__file__).parents[1] / "docs"
 PARAMETERS = {
@@ -58,6 +59,21 @@ def test_the_parameters_of_a_public_function_keep_their_names(name: str) -> None
 def test_fit_names_what_it_takes_as_a_config() -> None:
     with pytest.raises(cramlm.CramError, match=r"^the config is 'run\.toml', not a RunConfig; make one by a recipe, like cramlm\.recipes"):
         cramlm.fit("run.toml")  # type: ignore[arg-type]
+
+
+def test_paths_in_the_home_folder_are_read_and_written_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "home").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    texts, labels = [f"{'ship' if number % 2 else 'hill'} {number}" for number in range(20)], [number % 2 for number in range(20)]
+    write_labelled(tmp_path / "home" / "train.jsonl", zip(texts, labels, strict=True))
+    run = cramlm.fit(cramlm.recipes.tfidf(train="~/train.jsonl", budget=None), out="~/run", store="~/store")
+    assert cramlm.Predictor.load("~/run").predict(["ship"])[0].label == "1"
+    assert run.path == tmp_path / "home" / "run"
+    assert len(cramlm.Index.build(texts, "~/index", workers=1)) == len(cramlm.Index.open("~/index")) == 20
+    classifier = cramlm.CramClassifier(recipe="tfidf", budget=None, out="~/runs", store="~/store").fit(texts, labels)
+    assert classifier.save("~/model") == tmp_path / "home" / "model"
+    assert [path.name for path in tmp_path.iterdir()] == ["home"]
 
 
 def test_the_documentation_imports_public_names_only() -> None:

@@ -36,6 +36,7 @@ from sklearn.utils.validation import check_is_fitted
 from cramlm.data.labels import LARGEST_NUMBER, RULES, format_labels, format_number
 from cramlm.data.task import split_dev, text_key
 from cramlm.errors import CramError, DataError, UsageError, brief, counted, list_fault
+from cramlm.io.paths import at_home
 from cramlm.records import Emit, Event, Example, FloatArray, TaskKind, silent
 from cramlm.storage.artifacts import MANIFEST, hash_json, open_artifact, publish, publish_file, refuse_foreign
 from cramlm.storage.locks import lock, wait_while_locked
@@ -176,7 +177,7 @@ class CramEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn i
         if self._config(kind, "", [], pairs=texts.are_pairs).task.dev is None:  # also validates the settings before files are written
             _check_dev_split(texts, kind, labels, fraction=self.dev_fraction, seed=int(self.seed))
         scratch = _Scratch() if self.out is None else None
-        root = scratch.path if scratch is not None else Path(self.out or "")
+        root = scratch.path if scratch is not None else at_home(self.out or "")
         folder = root / f"fit-{hash_json([self._inputs(), rows])[:12]}"
         train, more = folder / "data" / "train.jsonl", folder / "data" / "unlabelled.jsonl"
 
@@ -221,8 +222,8 @@ class CramEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn i
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(export.path / name, folder / name)
 
-        refuse_foreign(Path(path), kind=export.kind)
-        return publish(Path(path), kind=export.kind, key=export.key, write=copy).path
+        refuse_foreign(at_home(path), kind=export.kind)
+        return publish(at_home(path), kind=export.kind, key=export.key, write=copy).path
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for pickling and copying.

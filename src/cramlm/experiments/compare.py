@@ -38,6 +38,7 @@ from cramlm.experiments.results import (
 )
 from cramlm.io.executors import Processes
 from cramlm.io.machine import available_cores
+from cramlm.io.paths import at_home
 from cramlm.pipeline.run_folder import RECORD, read_record
 from cramlm.records import Emit, Event, silent
 from cramlm.retrieval.bm25.analysis import Analyzer
@@ -97,7 +98,7 @@ def compare(
         UsageError, DataError: before any run, if an arm does not fit the data, or `out` holds runs on another task, or other
         files. Stopped: if `stop` returns an exit code; the same call continues. LockedError: if another process runs this experiment.
     """
-    folder = Path(out)
+    folder = at_home(out)
     if (threads := threads_of(jobs)) is not None:
         grid = replace(grid, settings=(f"threads={threads}", *grid.settings))
     check_arms(grid)
@@ -113,7 +114,7 @@ def compare(
             raise
         finished, failures = run_cells(
             cells,
-            store=Path(store or default_store()),
+            store=at_home(store or default_store()),
             jobs=jobs,
             overwrite=overwrite,
             emit=emit,

@@ -22,6 +22,7 @@ import numpy as np
 from cramlm.errors import ArtifactError, DataError, DivergedError, EnvironmentFault
 from cramlm.evaluation.confidence import load_confidence
 from cramlm.inference.base import SETTINGS_FILE, EncoderPredictor, are_pairs, check_texts, read_provenance
+from cramlm.io.paths import at_home
 from cramlm.records import AnyPrediction, FloatArray, IntArray, Prediction, TaskKind
 from cramlm.storage.arrays import groups_by_length
 from cramlm.storage.artifacts import check_files
@@ -70,7 +71,7 @@ class OnnxPredictor(EncoderPredictor):
         Raises:
             ArtifactError: naming what is missing, damaged or foreign in the folder. EnvironmentFault: if a package is missing.
         """
-        folder = Path(folder)
+        folder = at_home(folder)
         try:
             import onnxruntime
             from tokenizers import Tokenizer

@@ -29,6 +29,7 @@ from cramlm.inference.linear import (
     has_combination,
     load_linear,
 )
+from cramlm.io.paths import at_home
 from cramlm.linear.files import is_linear
 from cramlm.model.huggingface.config import CONFIG_FILE, TOKENIZER_CONFIG_FILE, WEIGHTS_FILE, kind_of, read_json
 from cramlm.model.tokenizer import TOKENIZER_FILE, UNCUT
@@ -216,7 +217,7 @@ def load_predictor(
     for name, value, choices in (("model_part", model_part, get_args(ModelPart)), ("precision", precision, ("auto", "fp32", "bf16"))):
         if value not in choices:
             raise UsageError(f"{name} {value!r} is not one of {', '.join(choices)}")
-    folder = model_of(Path(folder))
+    folder = model_of(at_home(folder))
     if is_linear(folder) or model_part in LINEAR_NAMES:
         _refuse_settings_of_torch(folder, "a linear model", precision, device)
         return load_linear(folder, model_part)

@@ -29,6 +29,7 @@ from cramlm.data.decontamination import without_overlap
 from cramlm.data.task import read_task
 from cramlm.errors import CramError, Stopped, UsageError, brief
 from cramlm.io.machine import available_cores, describe_machine, trim_memory
+from cramlm.io.paths import at_home
 from cramlm.model.huggingface.pretrained import start_from
 from cramlm.pipeline import trackers
 from cramlm.pipeline.context import Process, RunContext, shared_stages
@@ -91,9 +92,9 @@ def run(
 
         resolve_device(config.device)  # refuses a device that is not there before anything is written
     if out is not None:
-        refuse_other_folder(Path(out))
+        refuse_other_folder(at_home(out))
     task = without_overlap(read_task(config.task, seed=config.seed, emit=early), emit=early)
-    folder = folder_for(config, task, emit=early) if out is None else Path(out)
+    folder = folder_for(config, task, emit=early) if out is None else at_home(out)
     with lock(folder / "run"):
         if not overwrite:
             refuse_other_task(folder, config, task)
@@ -231,7 +232,7 @@ def _present(**models: Artifact | None) -> dict[str, Artifact]:
 
 
 def _store(store: str | Path | None) -> Path:
-    return Path(store) if store is not None else default_store()
+    return at_home(store) if store is not None else default_store()
 
 
 def _with_threads_per_rank(config: RunConfig, ranks: Ranks) -> RunConfig:

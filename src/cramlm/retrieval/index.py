@@ -23,7 +23,7 @@ from cramlm.data.corpus import Corpus, build_corpus
 from cramlm.errors import ArtifactError, DataError, UsageError, brief, counted, list_fault
 from cramlm.io.executors import Executor
 from cramlm.io.machine import available_cores
-from cramlm.io.paths import looks_like_misspelt_path, looks_like_path, require_folder, require_paths
+from cramlm.io.paths import at_home, looks_like_misspelt_path, looks_like_path, require_folder, require_paths
 from cramlm.records import Diacritics, Emit, FloatArray, Int32Array, IntArray, silent
 from cramlm.retrieval.bm25.analysis import PLAIN, Analyzer
 from cramlm.retrieval.bm25.index import BM25, Bm25Index, build_index
@@ -153,7 +153,7 @@ class Index:
             UsageError: a path is missing, a setting is invalid, the strings are partly paths, `source` is a table, or `out` holds other
             files. DataError: a bad row, or no text. EnvironmentFault: the disk cannot be written, or a package is missing.
         """
-        folder = Path(out)
+        folder = at_home(out)
         scoring = Scoring(settings.get("k1", BM25.k1), settings.get("b", BM25.b), settings.get("norm", BM25.norm))
         analyzer = Analyzer.of(settings.get("stop_words", "none"), settings.get("stemmer", "none"), settings.get("diacritics", "keep"))
         columns: dict[str, Any] = {name: value for name, value in settings.items() if name in CorpusConfig.model_fields}
@@ -187,7 +187,7 @@ class Index:
             UsageError: there is no such folder. ArtifactError: it was not written by `cramlm index`, or is damaged, or of another version.
             EnvironmentFault: its stemmer is missing.
         """
-        folder = Path(path)
+        folder = at_home(path)
         build, own = f"build it with `cramlm index FILES --out {folder}`", "pass the output folder of `cramlm index`"
         require_folder(folder, remedy=own if folder.exists() else build)
         try:
