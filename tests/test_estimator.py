@@ -380,6 +380,8 @@ Change = Callable[[list[Any], list[Any]], tuple[Any, Any]]
         (lambda x, y: (x, np.eye(4)), "y: 4 labels that occur 4 times in all .*; are these ids\\?"),
         (lambda x, y: (x, csr_matrix(2 * np.eye(4))), "y is a sparse matrix with other values than 0 and 1"),
         (lambda x, y: (x, [0.5, 1.25, 0.5, 2.75]), "y holds no classes: Unknown label type"),
+        (lambda x, y: (x, [1, 10**30, 1, 10**30]), "y holds 10{30}, which cannot be a class; convert all labels to strings"),
+        (lambda x, y: (x, pandas.to_datetime(["2026", "2027"] * 2)), "y holds Timestamp\\('2026-01-01.*, which cannot be a class"),
         (lambda x, y: (x, 2 * np.eye(4)), "y has 2 dimensions; pass one column of it, or a flat list"),
         (lambda x, y: (["a ship", "a hill", "A  ship", "a hill"], y), "X holds 2 distinct texts, too few to split a dev set off; a class"),
         (lambda x, y: (["a ship"] * 4, y), "X holds 1 distinct text, too few to split a dev set off"),

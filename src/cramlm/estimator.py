@@ -637,6 +637,9 @@ def _check_label(label: Any, name: str, first: Any) -> None:
 
 def _classes(labels: Sequence[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.intp]]:
     """Return the sorted classes and the index of each label among them."""
+    if np.asarray(labels).dtype.kind not in "biufUT":  # scikit-learn has no other classes: dates, integers over 64 bits, objects
+        odd = next((label for label in labels if np.asarray(label).dtype.kind not in "biufUT"), labels[0])
+        raise InvalidInput(f"y holds {_shown(odd)}, which cannot be a class; convert all labels to strings, like str(label)")
     try:
         check_classification_targets(np.asarray(labels))
         return np.unique(np.asarray(labels), return_inverse=True)
