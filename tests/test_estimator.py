@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +24,7 @@ from sklearn.preprocessing import FunctionTransformer
 from commands import Child
 from cramlm import CramClassifier, CramRegressor
 from cramlm.data.task import load_task
-from cramlm.errors import CramError, DataError, UsageError
+from cramlm.errors import ArtifactError, CramError, DataError, UsageError
 from cramlm.estimator import in_parameters
 from cramlm.inference.predictor import Predictor
 from cramlm.storage.artifacts import verify
@@ -163,6 +164,9 @@ def test_a_run_in_a_relative_folder_is_found_from_another_working_directory(
     np.testing.assert_array_equal(again.predict(data.X_test), classifier.predict(data.X_test))
     assert again.get_params() == classifier.get_params()
     classifier.save("saved")
+    shutil.rmtree(tmp_path / "runs")
+    with pytest.raises(ArtifactError, match="export: the model of this estimator is no longer there; restore the folder, or fit again"):
+        pickle.loads(content).predict(data.X_test)
     assert Predictor.load("saved").labels == ("10", "9")
 
 

@@ -35,7 +35,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from cramlm.data.labels import LARGEST_NUMBER, RULES, format_labels, format_number
 from cramlm.data.task import split_dev, text_key
-from cramlm.errors import CramError, DataError, UsageError, brief, counted, list_fault
+from cramlm.errors import ArtifactError, CramError, DataError, UsageError, brief, counted, list_fault
 from cramlm.io.paths import at_home
 from cramlm.records import Emit, Event, Example, FloatArray, TaskKind, silent
 from cramlm.storage.artifacts import MANIFEST, hash_json, open_artifact, publish, publish_file, refuse_foreign
@@ -261,6 +261,8 @@ class CramEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn i
     def _open(self) -> AnyPredictor:
         from cramlm.inference.predictor import Predictor
 
+        if not self.run_.export.is_dir():
+            raise ArtifactError(f"{self.run_.export}: the model of this estimator is no longer there; restore the folder, or fit again")
         self._predictor = Predictor.load(self.run_.export)
         return self._predictor
 
