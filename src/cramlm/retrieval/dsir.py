@@ -34,12 +34,12 @@ from cramlm.data.corpus import Corpus
 from cramlm.data.parts import Part
 from cramlm.errors import ArtifactError, DataError
 from cramlm.io.threads import Workers
-from cramlm.records import Emit, Event, IntArray, silent
+from cramlm.records import Emit, Event, IntArray
 from cramlm.retrieval.ranking import STAGE, Fills, Proposal, of_parts, one_each
 from cramlm.storage.arrays import read_array, save_array, separated
 from cramlm.storage.artifacts import hash_json, shared_stage
 from cramlm.storage.locks import raise_if_refused
-from cramlm.text.ngrams import BLOCK, BUCKETS, Doubles, Ngrams, count, hash_block, hash_texts, log_probabilities
+from cramlm.text.ngrams import BLOCK, Doubles, Ngrams, count, hash_block, hash_texts, log_probabilities
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class DsirRetriever:
         target = count(hash_texts(texts, buckets=buckets), buckets=buckets)
         if not target.any():
             raise DataError("0 n-grams in the training texts: they have no characters, and DSIR has no target distribution")
-        parts = list(corpus_ngrams(corpus, self.store, buckets=buckets, threads=self.threads, emit=emit))
+        parts = [part_ngrams(corpus, part, self.store, buckets=buckets, threads=self.threads, emit=emit) for part in corpus.parts]
         raw = np.sum([counts for _, counts in parts], axis=0)
         gain = log_probabilities(target) - log_probabilities(raw)
         weights = np.concatenate([ngrams.sums(gain) for ngrams, _ in parts])
@@ -83,19 +83,12 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def corpus_ngrams(
-    corpus: Corpus, store: Path, *, buckets: int = BUCKETS, threads: int = 1, emit: Emit = silent
-) -> Iterator[tuple[Ngrams, IntArray]]:
-    """Yield (n-grams, counts per bucket) of every part of the corpus in order, memory-mapped; parts that are not in the store are hashed.
+def part_ngrams(corpus: Corpus, part: Part, store: Path, *, buckets: int, threads: int, emit: Emit) -> tuple[Ngrams, IntArray]:
+    """Return the n-grams of a part of the corpus, memory-mapped, and their counts per bucket; hash them unless they are in the store.
 
     Raises:
         ArtifactError: stored n-grams are damaged.
     """
-    for part in corpus.parts:
-        yield _part_ngrams(corpus, part, store, buckets, threads, emit)
-
-
-def _part_ngrams(corpus: Corpus, part: Part, store: Path, buckets: int, threads: int, emit: Emit) -> tuple[Ngrams, IntArray]:
     key = {"code": CODE_FORMAT, "unicode": unicodedata.unidata_version, "buckets": buckets, "content": part.content}
 
     def write(folder: Path) -> None:
