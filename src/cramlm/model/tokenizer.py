@@ -124,18 +124,20 @@ class Tokenizer:
             raise ArtifactError(f"{path}: damaged, not UTF-8; train or export the tokenizer again") from error
         return cls(content, origin=str(path))
 
-    def encode(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> Tokens:
-        """Ids of each text without special tokens; of a pair, both halves one after the other.
+    def encode(self, texts: Sequence[str]) -> Tokens:
+        """Ids of each text without special tokens.
 
         Raises:
             DataError: if a text holds a lone surrogate, which no UTF-8 file can.
         """
-        first = self._encode(texts)
-        if pairs is None:
-            return first
-        second = self._encode(["" if pair is None else pair for pair in pairs])
-        assert len(first) == len(second)
-        return _join([part for index in range(len(first)) for part in (first[index], second[index])], per_text=2)
+        indices = [self._cached.get(text, -1) for text in texts]
+        missing = [text for text, index in zip(texts, indices, strict=True) if index < 0]
+        new = self._encode_chunks(missing, self._backend.encode_batch_fast)
+        if self._cached_ids is None or len(missing) == len(texts):
+            return new
+        cached, numbers = self._cached_ids, iter(range(len(missing)))
+        parts = [cached[index] if index >= 0 else new[next(numbers)] for index in indices]
+        return _join(parts, per_text=1)
 
     def sequences(
         self,
@@ -153,7 +155,7 @@ class Tokenizer:
         Raises:
             DataError: if a text holds a lone surrogate.
         """
-        first = self._encode(texts)
+        first = self.encode(texts)
         if pairs is not None and any(pair is not None for pair in pairs):
             assert max_length >= _SHORTEST, "shorter sequences cannot hold a pair and its special tokens"
             return self._paired(first, pairs, max_tokens=max_length - 2 - self.separators)
@@ -230,16 +232,6 @@ class Tokenizer:
         tokens = self._encode_chunks(self._without_long_words(texts), encode)
         return tokens, np.concatenate(spans) if spans else np.zeros((0, 2), dtype=np.uint32)
 
-    def _encode(self, texts: Sequence[str]) -> Tokens:
-        indices = [self._cached.get(text, -1) for text in texts]
-        missing = [text for text, index in zip(texts, indices, strict=True) if index < 0]
-        new = self._encode_chunks(missing, self._backend.encode_batch_fast)
-        if self._cached_ids is None or len(missing) == len(texts):
-            return new
-        cached, numbers = self._cached_ids, iter(range(len(missing)))
-        parts = [cached[index] if index >= 0 else new[next(numbers)] for index in indices]
-        return _join(parts, per_text=1)
-
     def _encode_chunks(self, texts: Sequence[str], encode: Callable[..., Any]) -> Tokens:
         ids: list[IdArray] = []
         lengths = np.zeros(len(texts) + 1, np.int64)
@@ -270,7 +262,7 @@ class Tokenizer:
 
     def _paired(self, first: Tokens, pairs: Sequence[str | None], *, max_tokens: int) -> Tokens:
         assert len(pairs) == len(first), "texts and pairs come in equal numbers"
-        second = self._encode(["" if pair is None else pair for pair in pairs])
+        second = self.encode(["" if pair is None else pair for pair in pairs])
         cls, sep, between = (np.array(ids, self._dtype) for ids in ([self.cls_id], [self.sep_id], [self.sep_id] * self.separators))
         parts = []
         for index, pair in enumerate(pairs):
