@@ -176,7 +176,8 @@ def test_values_like_null_or_numbers_stay_strings(make: MakeFile) -> None:
         ('{"text": "a" "label": "b"}', "not JSON"),
         ('{"label": "b"}', "no column 'text'; found 'label'"),
         ('{"text": 5, "label": "b"}', "'text' is not a string but a number (5)"),
-        ('{"text": null, "label": "b"}', "'text' is not a string but null"),
+        ('{"text": null, "label": "b"}', "'text' is not a string but null; fix it"),
+        ('{"text": true, "label": "b"}', "'text' is not a string but a boolean (true)"),
         ('{"text": ["a"], "label": "b"}', "'text' is not a string but a list"),
         ('{"text": "a", "text": "b", "label": "c"}', "key 'text' occurs twice"),
         (
@@ -226,6 +227,8 @@ def test_json_labels_keep_their_spelling_and_two_types_are_reported_with_both_li
         assert [label for _, label in rows(path)] == [value.strip('"') for value in spelled]
     path = make("a.jsonl", '{"text": "a", "label": "1"}\n{"text": "a", "label": 1}\n')
     assert fault(path, on_bad_row="skip").startswith(":2: 'label' is 1, a JSON integer, and of type string in line 1")
+    path = make("b.jsonl", '{"text": "a", "label": "true"}\n{"text": "b", "label": true}\n')
+    assert fault(path).startswith(":2: 'label' is true, a JSON boolean, and of type string in line 1")
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.txt"])

@@ -95,16 +95,16 @@ def _spelled(value: Any, column: Column, record: dict[str, Any], line: int, coun
         return None
     if column.kind == "text":
         if type(value) is not str:
-            raise _BadRowError(f"{column.name!r} is not a string but {_type_name(value)} ({brief(value, 30)})")
+            raise _BadRowError(f"{column.name!r} is not a string but {_described(value)}")
         return value
     if column.kind == "labels":
         if type(value) is not list:
             hint = 'write ["a", "b"], or [] for a text without labels'
-            raise _BadRowError(f"{column.name!r} is not a list of labels but {_type_name(value)} ({brief(value, 30)}); {hint}")
+            raise _BadRowError(f"{column.name!r} is not a list of labels but {_described(value)}; {hint}")
         return labels_value([_scalar(each, column, line, counts) for each in value])
     if column.kind == "number":
         if not isinstance(value, _Number):
-            raise _BadRowError(f"{column.name!r} is not a number but {_type_name(value)} ({brief(value, 30)}); write it like 3.5")
+            raise _BadRowError(f"{column.name!r} is not a number but {_described(value)}; write it like 3.5")
         return str(value)
     return _scalar(value, column, line, counts)
 
@@ -120,10 +120,18 @@ def _scalar(value: Any, column: Column, line: int, counts: RowCounts) -> str:
         if column.kind == "label" and type(value) is list:
             key = json.dumps(column.name)
             hint = f"; write a label by itself (jq -c '.[{key}] |= first'), or for several per text pass --task-type multi-label"
-        raise _BadRowError(f"{column.name!r} is neither string, number nor boolean but {_type_name(value)} ({brief(value, 30)}){hint}")
+        raise _BadRowError(f"{column.name!r} is neither string, number nor boolean but {_described(value)}{hint}")
     if column.kind != "name":
         counts.check_label_type(column.name, line, kind, value)
     return spelled
+
+
+def _described(value: Any) -> str:
+    """Return the type of a JSON value with the value, as it is spelled in JSON."""
+    if value is None:
+        return "null"
+    shown = str(value).lower() if isinstance(value, bool) else brief(value, 30)
+    return f"{_type_name(value)} ({shown})"
 
 
 def _type_name(value: Any) -> str:

@@ -91,8 +91,9 @@ class RowCounts:
         """Raise DataError if an earlier label of this file has another JSON type, like 1 and "1"."""
         first, first_line = self.label_types.setdefault(column, (kind, line))
         if kind != first:
+            shown = str(value).lower() if isinstance(value, bool) else brief(value, 30)
             raise DataError(
-                f"{self.path}:{line}: {column!r} is {brief(value, 30)}, a JSON {kind}, and of type {first} in line {first_line}; "
+                f"{self.path}:{line}: {column!r} is {shown}, a JSON {kind}, and of type {first} in line {first_line}; "
                 f"write all of them as strings"
             )
 
