@@ -13,7 +13,6 @@ from cramlm.text.words import (
     _segment_any_script,
     count_words,
     cut_passages,
-    duplicate_key,
     hash_block,
     hash_words,
     segment,
@@ -57,7 +56,7 @@ def test_the_exact_key_is_that_of_the_collapsed_text_in_nfc(text: str) -> None:
         expected = unicodedata.normalize("NFC", " ".join(one.split()))
         digest = blake2b(expected.encode(), digest_size=16).digest()
         measured = MeasuredText(one)
-        assert duplicate_key(one) == digest
+        assert MeasuredText(one).duplicate_key() == digest
         assert (measured.count_words(), measured.duplicate_key()) == (count_words(one), digest)  # counting first takes a shortcut
 
 
@@ -83,7 +82,7 @@ def test_the_exact_key_is_that_of_the_collapsed_text_in_nfc(text: str) -> None:
 def test_the_words_key_ignores_case_and_punctuation_and_the_exact_key_white_space_alone(
     one: str, other: str, exact: bool, words: bool
 ) -> None:
-    assert (duplicate_key(one) == duplicate_key(other)) == exact
+    assert (MeasuredText(one).duplicate_key() == MeasuredText(other).duplicate_key()) == exact
     assert (words_key(one) == words_key(other)) == words
 
 

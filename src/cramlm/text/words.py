@@ -242,11 +242,6 @@ class MeasuredText:
         return data
 
 
-def duplicate_key(text: str) -> bytes:
-    """As `MeasuredText.duplicate_key`."""
-    return MeasuredText(text).duplicate_key()
-
-
 def count_words(text: str) -> int:
     """Return the length in words: runs between white space; in scripts without spaces the sum of `word_sizes`, rounded up.
 
