@@ -65,9 +65,7 @@ class Scores:
         true, predicted = self.confusion.nonzero()
         values: dict[str, Any] = {
             "rows": self.rows,
-            "accuracy": self.accuracy,
-            "macro_f1": self.macro_f1,
-            "micro_f1": self.micro_f1,
+            **self.metrics,
             "intervals": {name: list(interval) for name, interval in self.intervals().items()},
             "per_class": {label: dict(row) for label, row in self.per_class.items()},
             "confusions": np.stack([true, predicted, self.confusion[true, predicted]], axis=1).tolist(),

@@ -6,7 +6,7 @@ Finding and describing a linear model on disk loads neither scikit-learn, SciPy 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, TypeVar, get_args
 
@@ -48,8 +48,7 @@ class Setting:
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain JSON values; `read_setting` reads them."""
-        values: dict[str, Any] = {"scheme": self.scheme, "class_weights": self.class_weights, "c": self.c}
-        return {**values, "vector_weight": self.vector_weight, "unlabelled_weight": self.unlabelled_weight}
+        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +67,7 @@ class BayesSetting:
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain JSON values; `read_setting` reads them."""
-        return {"scheme": NAIVE_BAYES, "passage_weight": self.passage_weight, "scale": self.scale}
+        return {"scheme": NAIVE_BAYES, **asdict(self)}
 
 
 def read_setting(values: Mapping[str, Any]) -> Setting | BayesSetting:
