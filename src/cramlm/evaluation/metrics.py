@@ -300,10 +300,8 @@ def bootstrap_number_intervals(true: _Numbers, predicted: _Numbers) -> dict[str,
     def figures(sampled: _Numbers) -> _Numbers:
         mean_x, mean_y, xx, yy, xy, error = (sampled @ sums / rows).T
         of_x, of_y = xx - mean_x**2, yy - mean_y**2
-        of_x, of_y = (
-            np.where(of_x > ROUNDING * xx, of_x, 0),
-            np.where(of_y > ROUNDING * yy, of_y, 0),
-        )  # a smaller variance is that of equal numbers
+        of_x = np.where(of_x > ROUNDING * xx, of_x, 0)  # a smaller variance is that of equal numbers
+        of_y = np.where(of_y > ROUNDING * yy, of_y, 0)
         spread = np.sqrt(of_x * of_y)
         pearson = np.divide(xy - mean_x * mean_y, spread, out=np.zeros_like(spread), where=spread > 0)
         r2 = 1 - np.divide(error, of_x, out=np.ones_like(of_x), where=of_x > 0)

@@ -228,10 +228,8 @@ def _read(folder: Path, task: Task) -> _Read:
         values = sum(math.prod(weights.get_slice(name).get_shape()) for name in weights.keys())  # noqa: SIM118 (safe_open is not iterable)
     positions = 0 if encoder.is_modern else encoder.max_positions
     largest = max(encoder.hidden * encoder.intermediate, encoder.embedding_width * max(tokenizer.vocab_size, positions))
-    if (encoder.layers > layers and encoder.shape != "albert") or largest > values:
-        raise ArtifactError(
-            f"{path}: describes more weights than {WEIGHTS_FILE} holds; export the model again"
-        )  # checked before memory is allocated
+    if (encoder.layers > layers and encoder.shape != "albert") or largest > values:  # checked before memory is allocated
+        raise ArtifactError(f"{path}: describes more weights than {WEIGHTS_FILE} holds; export the model again")
     if tokenizer.vocab_size != settings.get("vocab_size"):
         raise ArtifactError(
             f"{folder / TOKENIZER_FILE}: holds {tokenizer.vocab_size} tokens, the model {settings.get('vocab_size')!r}; "
