@@ -204,10 +204,6 @@ class CombinedPredictor(BasePredictor):
     def embeddings(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> FloatArray:
         return self.encoder.embeddings(texts, pairs)
 
-    @property
-    def tokenizer_json(self) -> str:
-        return self.encoder.tokenizer_json
-
     def word_spans(self, text: str, pair: str | None = None) -> WordSpans:
         """As `LinearPredictor.word_spans`: whole words, of which the encoder reads those in its first `max_length` tokens."""
         predictor = next(iter(self.models.linear.values()), self.encoder)
