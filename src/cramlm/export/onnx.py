@@ -50,7 +50,6 @@ from cramlm.storage.artifacts import Artifact, hash_file, hash_json, refuse_fore
 KIND = "onnx"
 CODE_FORMAT = 5  # raise it when the same model would give another folder
 LARGEST_DIFFERENCE = 1e-4
-MOST_TEXTS = 200
 _COLUMNS = ("text_column", "text_pair_column", "label_column", "label_separator")
 _COPIED = ("tokenizer.json", "tokenizer_config.json", "config.json")
 _PACKAGES = ("onnx", "onnxruntime")
@@ -76,7 +75,7 @@ def export_onnx(
     if (folder / GRAPH_FILE).is_file():
         raise UsageError(f"{folder}: is an ONNX folder already; pass the run of an encoder, or the folder that it exported")
     _require_packages()
-    probes = texts_for_check(path, texts, of="its ONNX form", limit=MOST_TEXTS)
+    probes = texts_for_check(path, texts, of="its ONNX form")
     target = out or folder_of_form(path, "onnx-int8" if int8 else "onnx")
     loaded = load_classifier(folder)
     if loaded.model.encoder_config.shape == "moe":

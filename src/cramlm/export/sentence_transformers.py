@@ -39,7 +39,6 @@ from cramlm.storage.tensors import save_tensors
 KIND: Final = "sentence-transformers"
 CODE_FORMAT: Final = 1  # raise it when the same model would give another folder
 LARGEST_DIFFERENCE: Final = 1e-4
-MOST_TEXTS: Final = 200
 POOLING_FOLDER: Final = "1_Pooling"
 _CLASSIFIER_TENSORS: Final = ("classifier.", "head.")  # prefixes of their names, in all shapes of the encoder
 _CLASSIFIER_FIELDS: Final = ("id2label", "label2id", "problem_type")
@@ -60,7 +59,7 @@ def export_sentence_encoder(
     """
     folder = model_of(path)
     _refuse(folder)
-    probes = [example.text for example in texts_for_check(path, texts, of="its vectors", limit=MOST_TEXTS)]
+    probes = [example.text for example in texts_for_check(path, texts, of="its vectors")]
     target = out or folder_of_form(path, KIND)
     predictor = Predictor.load_encoder(folder)
     predictor.trained_on_pairs = None  # a sentence encoder reads each text of a pair alone

@@ -34,6 +34,7 @@ from cramlm.storage.artifacts import MANIFEST, is_run_folder, kind_of_artifact
 FolderKind: TypeAlias = Literal["encoder", "linear", "onnx", "language model", "encoder without classifier"]
 CLASSIFIERS: Final[frozenset[FolderKind]] = frozenset({"encoder", "linear", "onnx"})
 ENCODERS: Final[frozenset[FolderKind]] = frozenset({"encoder", "language model", "encoder without classifier"})
+MOST_TEXTS: Final = 200  # on which two forms of a model are compared
 _DEPTH: Final = 2  # of export/mlm in a run
 
 
@@ -122,8 +123,8 @@ def task_of(model: Path) -> Task | None:
     return None if run is None or not (run / TASK / MANIFEST).is_file() else load_task(run)
 
 
-def texts_for_check(path: Path, texts: Sequence[Example] | None, *, of: str, limit: int) -> Sequence[Example]:
-    """At most `limit` texts on which another form of the model at `path` is compared with the model: `texts`, by default those of its run.
+def texts_for_check(path: Path, texts: Sequence[Example] | None, *, of: str) -> Sequence[Example]:
+    """At most `MOST_TEXTS` texts on which another form of the model at `path` is compared with the model: `texts`, by default its run's.
 
     of: what the message says is compared.
 
@@ -133,10 +134,10 @@ def texts_for_check(path: Path, texts: Sequence[Example] | None, *, of: str, lim
     if texts is None:
         if (run := run_of(path)) is None:
             raise UsageError(f"{path}: is not in a run, so there are no texts to check {of} on; pass --texts FILE")
-        texts = held_out(run, limit=limit)
+        texts = held_out(run, limit=MOST_TEXTS)
     if not texts:
         raise UsageError(f"there are no texts to check {of} on; pass --texts FILE")
-    return texts[:limit]
+    return texts[:MOST_TEXTS]
 
 
 def folder_of_form(path: Path, name: str) -> Path:
