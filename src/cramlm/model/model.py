@@ -82,6 +82,11 @@ def autocast(device: torch.device, precision: Precision, *, cache: bool = True) 
     return torch.autocast(device.type, dtype=torch.bfloat16, cache_enabled=cache)
 
 
+def as_current(device: torch.device) -> AbstractContextManager[Any]:
+    """Return a context in which a GPU is the current one, on which CUDA graphs are captured; on a CPU it changes nothing."""
+    return nullcontext() if device.type == "cpu" else torch.cuda.device(device)
+
+
 def has_bf16(device: torch.device) -> bool:
     """Return True if `device` computes matrix products in bf16 in hardware (of a CPU: AMX or AVX512-BF16)."""
     if device.type == "cuda":

@@ -31,7 +31,7 @@ from cramlm.config.run import PhaseConfig
 from cramlm.errors import DivergedError, EnvironmentFault, Stopped, counted
 from cramlm.evaluation.kinds import METRIC_NAMES, format_metric
 from cramlm.io.machine import trim_memory
-from cramlm.model.model import Model, Precision
+from cramlm.model.model import Model, Precision, as_current
 from cramlm.records import Batch, Emit, Event, silent
 from cramlm.training.batching import Batches, torch_seed
 from cramlm.training.capture import CapturedGradients, CapturedUpdate, compiled_layers, compiled_layers_unused
@@ -136,7 +136,7 @@ def train_phase(model: Model, job: TrainingJob) -> PhaseResult:
     run = _PhaseRun(model, job)
     run.resume()
     trim_memory()  # what the stages before training have freed
-    with deterministic(model.device), compiled_layers(model, run.compiles):
+    with as_current(model.device), deterministic(model.device), compiled_layers(model, run.compiles):
         run.train()
     return run.finish()
 
