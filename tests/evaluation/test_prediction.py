@@ -24,7 +24,7 @@ def sequences(tokenizer: Tokenizer, texts: list[str]) -> Tokens:
 
 
 def probabilities(model: Model, tokens: Tokens, *, batch_tokens: int = 8192) -> FloatArray:
-    return outputs_of(model.kind, predict_logits(model, tokens, precision="fp32", pad_id=0, batch_tokens=batch_tokens))
+    return outputs_of(model.kind, predict_logits(model, tokens, precision="fp32", batch_tokens=batch_tokens))
 
 
 def alone(model: Model, tokens: Tokens, index: int) -> FloatArray:

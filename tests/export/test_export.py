@@ -70,7 +70,7 @@ def test_a_copied_folder_predicts_like_the_model(
 ) -> None:
     shutil.move(exported().path, tmp_path / "elsewhere")
     tokens = tokenizer.sequences(texts, max_length=48, cut="truncate")
-    expected = outputs_of(model.kind, predict_logits(model, tokens, precision="fp32", pad_id=0))
+    expected = outputs_of(model.kind, predict_logits(model, tokens, precision="fp32"))
     np.testing.assert_allclose(Predictor.load(tmp_path / "elsewhere").probabilities(texts), expected, atol=1e-5)
     assert artifacts.verify(tmp_path / "elsewhere") == 1
 

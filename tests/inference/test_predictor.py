@@ -35,7 +35,7 @@ def predictor(tiny_export: Path) -> Predictor:
 def test_predictions_equal_those_of_the_saved_model(folder: Path, model: Model, tokenizer: Tokenizer, texts: list[str]) -> None:
     predictor = Predictor.load(folder)
     tokens = tokenizer.sequences(texts, max_length=48, cut="truncate")
-    expected = outputs_of(model.kind, predict_logits(model, tokens, precision="fp32", pad_id=tokenizer.pad_id))
+    expected = outputs_of(model.kind, predict_logits(model, tokens, precision="fp32"))
     np.testing.assert_allclose(predictor.probabilities(texts), expected, atol=1e-6)
     assert predictor.labels == LABELS
     for prediction, row in zip(predictor.predict(texts), expected, strict=True):
@@ -48,7 +48,7 @@ def test_auto_precision_gives_the_labels_of_fp32(folder: Path, model: Model, tok
     predictor = Predictor.load(folder)
     tokens = tokenizer.sequences(texts * 3, max_length=48, cut="truncate")
     exact = predictor.probabilities(texts * 3)
-    fast = outputs_of("classification", predict_logits_fast(model, tokens, pad_id=tokenizer.pad_id))
+    fast = outputs_of("classification", predict_logits_fast(model, tokens))
     np.testing.assert_array_equal(fast.argmax(axis=1), exact.argmax(axis=1))
     np.testing.assert_allclose(fast, exact, atol=0.05)
     auto = Predictor.load(folder, precision="auto").predict(texts)

@@ -111,7 +111,7 @@ def test_scores_do_not_depend_on_masked_or_unprompted_text_in_the_batch(tokenize
     (whole,) = in_parts(masked, 1)
     with torch.no_grad():
         scores = model.task_logits(model.hidden(whole), whole).numpy()
-    alone = predict_logits(model, labelled, precision="fp32", pad_id=0)
+    alone = predict_logits(model, labelled, precision="fp32")
     np.testing.assert_allclose(scores[~masked.external][np.argsort(masked.task_labels[~masked.external])], alone, atol=1e-5)
     assert (scores[masked.external] == 0).all()
 
@@ -136,18 +136,18 @@ def test_the_scores_of_patterns_are_averaged_also_for_close_labels(fast: bool, t
     prompt = prompt_of(tokenizer, "{mask} {text}", "{text} {mask}")
     model = prompted_model(tokenizer, prompt)
     texts = ["aspirin reduces pain", "the river", "water", "kinase inhibits receptor protein of the cell"]
-    logits = predict_logits(model, read_texts(prompt, tokenizer, texts, None, max_length=16), precision="fp32", pad_id=0)
+    logits = predict_logits(model, read_texts(prompt, tokenizer, texts, None, max_length=16), precision="fp32")
     each = []
     for pattern in prompt.patterns:
         single = prompted_model(tokenizer, replace(prompt, patterns=(pattern,)))
-        each.append(predict_logits(single, read_texts(single.prompt, tokenizer, texts, None, max_length=16), precision="fp32", pad_id=0))
+        each.append(predict_logits(single, read_texts(single.prompt, tokenizer, texts, None, max_length=16), precision="fp32"))
     np.testing.assert_allclose(logits, np.mean(each, axis=0), atol=1e-5)
     model.add_to_logits(np.array([0.5, -0.5], np.float32))
-    shifted = predict_logits(model, read_texts(prompt, tokenizer, texts, None, max_length=16), precision="fp32", pad_id=0)
+    shifted = predict_logits(model, read_texts(prompt, tokenizer, texts, None, max_length=16), precision="fp32")
     np.testing.assert_allclose(shifted - logits, np.tile([0.5, -0.5], (4, 1)), atol=1e-5)
     model.add_to_logits(np.array([-0.5, 0.5], np.float32))
     if fast:
-        quick = predict_logits_fast(model, read_texts(prompt, tokenizer, texts, None, max_length=16), pad_id=0)
+        quick = predict_logits_fast(model, read_texts(prompt, tokenizer, texts, None, max_length=16))
         assert quick.argmax(1).tolist() == logits.argmax(1).tolist()
 
 

@@ -61,7 +61,7 @@ def example_logits(
     scale: of a regression in training, whose weights predict standardized numbers; the result is in the user's unit.
     """
     sequences = sequences_of(tokenizer, examples, max_length=max_length, prompt=model.prompt)
-    logits = predict_logits(model, sequences, precision=precision, pad_id=tokenizer.pad_id)
+    logits = predict_logits(model, sequences, precision=precision)
     return logits * np.float32(scale.spread) + np.float32(scale.mean)
 
 
@@ -96,22 +96,21 @@ def outputs_of(kind: TaskKind, logits: FloatArray) -> FloatArray:
     return KINDS[kind].outputs(logits)
 
 
-def predict_logits(model: Model, sequences: Tokens, *, precision: Precision, pad_id: int, batch_tokens: int = BATCH_TOKENS) -> FloatArray:
+def predict_logits(model: Model, sequences: Tokens, *, precision: Precision, batch_tokens: int = BATCH_TOKENS) -> FloatArray:
     """Logits of each text, float32 (n, labels), in the given order, computed on the device of the model's weights.
 
     A text is one sequence; with a prompt it is one sequence per pattern, and its logits are their mean. `batch_tokens` bounds the tokens
     computed at once, in fp32 on a CPU `CACHED_TOKENS` as well; a single longer sequence is computed alone.
     """
-    sizes = {"pad_id": pad_id, "batch_tokens": batch_tokens}
-    logits = _of_sequences(model, sequences, model.task_logits, model.labels, precision=precision, **sizes)
+    logits = _of_sequences(model, sequences, model.task_logits, model.labels, precision=precision, batch_tokens=batch_tokens)
     return logits if _patterns(model) == 1 else logits.reshape(-1, _patterns(model), model.labels).mean(axis=1)
 
 
-def predict_embeddings(model: Model, sequences: Tokens, *, pad_id: int) -> FloatArray:
+def predict_embeddings(model: Model, sequences: Tokens) -> FloatArray:
     """Return the pooled hidden states of each text, float32 (n, hidden), in the given order: the input of the classifier, in fp32."""
     assert model.prompt is None, "a model with a prompt pools nothing"
     width = model.encoder_config.hidden
-    return _of_sequences(model, sequences, model.pooled, width, precision="fp32", pad_id=pad_id, batch_tokens=BATCH_TOKENS)
+    return _of_sequences(model, sequences, model.pooled, width, precision="fp32", batch_tokens=BATCH_TOKENS)
 
 
 def _of_sequences(
@@ -121,7 +120,6 @@ def _of_sequences(
     width: int,
     *,
     precision: Precision,
-    pad_id: int,
     batch_tokens: int,
 ) -> FloatArray:
     """Return the output of `head` for the hidden states, float32 (sequences, width), in the order of the sequences."""
@@ -134,20 +132,20 @@ def _of_sequences(
         batch_tokens, padding = min(batch_tokens, CACHED_TOKENS), CACHED_PADDING
     results = np.empty((len(sequences), width), dtype=np.float32)
     with torch.no_grad(), autocast(device, precision):
-        for batch in pack_by_length(sequences, most=batch_tokens, pad_id=pad_id, padding=padding):
+        for batch in pack_by_length(sequences, most=batch_tokens, pad_id=model.pad_id, padding=padding):
             packed = PackedBatch.of(batch, device)
             results[batch.task_labels] = head(model.hidden(packed), packed).float().cpu().numpy()
     return results
 
 
-def predict_logits_fast(model: Model, sequences: Tokens, *, pad_id: int) -> FloatArray:
+def predict_logits_fast(model: Model, sequences: Tokens) -> FloatArray:
     """As `predict_logits` in bf16, but with the predictions of fp32: near ties (`Kind.near_ties`) are computed again in fp32."""
-    logits = predict_logits(model, sequences, precision="bf16", pad_id=pad_id)
+    logits = predict_logits(model, sequences, precision="bf16")
     if np.isfinite(logits).all():
         close = np.flatnonzero(KINDS[model.kind].near_ties(logits))
         if len(close):
             rows = (close[:, None] * _patterns(model) + np.arange(_patterns(model))).ravel()
-            logits[close] = predict_logits(model, _only(sequences, rows), precision="fp32", pad_id=pad_id)
+            logits[close] = predict_logits(model, _only(sequences, rows), precision="fp32")
     return logits
 
 

@@ -178,14 +178,14 @@ def _check(folder: Path, out: Path, exported: LoadedModel, *, mlm: bool, probes:
     loaded_sequences = sequences_of_texts(loaded.tokenizer, probes, None, max_length=max_length, prompt=loaded.model.prompt)
     if not np.array_equal(sequences.ids, loaded_sequences.ids):
         raise ArtifactError(f"{out}: the loaded tokenizer gives other tokens; export again, and report this")
-    expected = predict_logits(model, sequences, precision="fp32", pad_id=tokenizer.pad_id)
-    logits = predict_logits(loaded.model.to(device), loaded_sequences, precision="fp32", pad_id=tokenizer.pad_id)
+    expected = predict_logits(model, sequences, precision="fp32")
+    logits = predict_logits(loaded.model.to(device), loaded_sequences, precision="fp32")
     # Of a regression relative to the largest number, which is in the user's unit.
     unit = max(1.0, float(np.abs(expected).max())) if model.kind == "regression" else 1.0
     differences = {out: float(np.abs(expected - logits).max()) / unit}
     if mlm:
         copy, _, _ = load_mlm(folder / "mlm", head=model.head_config, labels=model.labels, seed=0)
-        one, other = (_vocabulary_logits(each, sequences, pad_id=tokenizer.pad_id) for each in (model, copy.to(device)))
+        one, other = (_vocabulary_logits(each, sequences) for each in (model, copy.to(device)))
         differences[out / "mlm"] = float(np.abs(one - other).max())
     for path, difference in differences.items():
         if not difference <= LARGEST_DIFFERENCE:  # so that NaN is refused too
@@ -196,7 +196,7 @@ def _check(folder: Path, out: Path, exported: LoadedModel, *, mlm: bool, probes:
     return max(differences.values())
 
 
-def _vocabulary_logits(model: Model, sequences: Tokens, *, pad_id: int) -> FloatArray:
+def _vocabulary_logits(model: Model, sequences: Tokens) -> FloatArray:
     """Logits at the first positions of the first sequences, fp32 (positions, vocabulary)."""
     import torch
 
@@ -205,7 +205,7 @@ def _vocabulary_logits(model: Model, sequences: Tokens, *, pad_id: int) -> Float
     first = [sequences[index] for index in range(min(len(sequences), MOST_PROBES))]
     nothing = np.full(len(first), -1, dtype=np.int64)
     longest = max(map(len, first))
-    batch = pack(first, labels=nothing, external=np.ones(len(first), dtype=np.bool_), row_length=longest, pad_id=pad_id)
+    batch = pack(first, labels=nothing, external=np.ones(len(first), dtype=np.bool_), row_length=longest, pad_id=model.pad_id)
     packed = PackedBatch.of(batch, next(model.parameters()).device)
     with torch.no_grad():
         positions = (packed.sequence.flatten() >= 0).nonzero().squeeze(1)[:_MLM_POSITIONS]

@@ -175,7 +175,7 @@ def _read_back(folder: Path, settings: dict[str, Any], examples: Sequence[Exampl
 
 def _logits(loaded: LoadedModel, examples: Sequence[Example]) -> FloatArray:
     sequences = sequences_of(loaded.tokenizer, examples, max_length=loaded.max_length)
-    return predict_logits(loaded.model, sequences, precision="fp32", pad_id=loaded.tokenizer.pad_id)
+    return predict_logits(loaded.model, sequences, precision="fp32")
 
 
 def _require_packages() -> None:

@@ -108,12 +108,12 @@ class Predictor(EncoderPredictor):
     def compute(self, texts: Sequence[str], pairs: Sequence[str | None] | None) -> tuple[FloatArray, IntArray]:
         from cramlm.evaluation.prediction import lengths_of, outputs_of, predict_logits, predict_logits_fast
 
-        model, pad_id = self._loaded.model, self._loaded.tokenizer.pad_id
+        model = self._loaded.model
         sequences = self._sequences(texts, pairs, max_length=self.max_length)
         if self._labels_as_fp32:
-            logits = predict_logits_fast(model, sequences, pad_id=pad_id)
+            logits = predict_logits_fast(model, sequences)
         else:
-            logits = predict_logits(model, sequences, precision=self._precision, pad_id=pad_id)
+            logits = predict_logits(model, sequences, precision=self._precision)
         return outputs_of(self.kind, logits), lengths_of(model, sequences)
 
     def whole_lengths(self, texts: Sequence[str], pairs: Sequence[str | None] | None = None) -> IntArray:
@@ -128,7 +128,7 @@ class Predictor(EncoderPredictor):
         if self._loaded.model.prompt is not None:
             raise UsageError("a model with a prompt reads the word at its mask, it has no text vectors; pass a run without a prompt")
         sequences = self._sequences(texts, pairs, max_length=self.max_length)
-        return predict_embeddings(self._loaded.model, sequences, pad_id=self._loaded.tokenizer.pad_id)
+        return predict_embeddings(self._loaded.model, sequences)
 
     def _sequences(self, texts: Sequence[str], pairs: Sequence[str | None] | None, *, max_length: int) -> Tokens:
         """Return the input of each text; with a prompt one for each of its patterns."""

@@ -189,7 +189,7 @@ def teach_by_encoder(
             sequences = text.tokenizer.cut(selection.ids, max_length=length, cut="split")
         else:
             sequences = sequences_of_texts(text.tokenizer, selection.texts(), None, max_length=phase.row_length, prompt=encoder.prompt)
-        logits = predict_logits(encoder, sequences, precision=plan.precision, pad_id=text.tokenizer.pad_id)
+        logits = predict_logits(encoder, sequences, precision=plan.precision)
         predicted = logits if encoder.kind == "regression" else outputs_of(encoder.kind, logits / np.float32(TEMPERATURE))
         save_array(target / (pieces_file(length) if encoder.prompt is None else PASSAGES_FILE), predicted)
         run.emit(Event("done", name, f"soft labels of the model of phase {teacher}: {_message(encoder.kind, 'texts', predicted)}"))
