@@ -11,13 +11,6 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 
 from cramlm.errors import UsageError
 
-NOMINAL_FLOPS = 2e11
-"""Assumed operations per second of two cores in bf16, to choose a model size for a budget in time before anything is measured."""
-NOMINAL_FP32_FLOPS = 6e10
-"""The same of two cores without bf16: a run of 2e13 operations took 10 minutes of one core with AVX2 (docs/benchmarks/scaling.md)."""
-NOMINAL_GPU_FLOPS = 3e13
-"""The same of a GPU; one H200 did 2e13 to 7e13 in whole phases of small encoders, beside other runs (docs/benchmarks/scaling.md)."""
-
 MAX_FLOPS = 1e26
 MAX_SECONDS = 1_000 * 365 * 86_400.0
 """The largest budgets: about what the largest language models take, and a thousand years."""

@@ -87,12 +87,13 @@ def self_trained(
     evidence = {**known, "static": fit.held_out} if known.keys() == others.keys() else None
     teacher = Teacher.of({**others, "static": fit.model}, task, metric=space.metric, held_out=evidence)
     learned, weights = with_unlabelled(task, teacher, seed=space.seed)
-    again = _Again(fit, learned, weights, task, space)
-    trained, candidate, outputs = again.best()
-    whole, dev = again.whole, again.dev
-    before = np.concatenate([KINDS[task.kind].outputs(fit.model.logits([each.divided_text for each in task.dev])), again.held_out.outputs])
+    training = _SelfTraining(fit, learned, weights, task, space)
+    trained, candidate, outputs = training.best()
+    whole, dev = training.whole, training.dev
+    before_on_dev = KINDS[task.kind].outputs(fit.model.logits([each.divided_text for each in task.dev]))
+    before = np.concatenate([before_on_dev, training.held_out.outputs])
     losses = [calibrate_on_dev(whole, each, metric=space.metric).loss for each in (before, outputs)]
-    scores = [max(each.score for each in fit.tried) if len(again.held_out.rows) else fit.score, candidate.score]
+    scores = [max(each.score for each in fit.tried) if len(training.held_out.rows) else fit.score, candidate.score]
     if losses[1] > losses[0] + MAX_LOSS_INCREASE or scores[1] < scores[0] - MAX_SCORE_DECREASE:
         both = " without, ".join(format_metric(space.metric, score) for score in scores)
         shown = f"{METRIC_NAMES[space.metric]} on {dev.texts} {both} with it; loss {losses[0]:.2f}, {losses[1]:.2f} nats"
@@ -102,13 +103,13 @@ def self_trained(
         emit(Event("done", stage, f"self-trained, {dev.message(candidate)}", data={"score": candidate.score}))
         of_dev = DevScorer.of(task, space.metric)
         (score,) = of_dev.scores(of_dev.predictions_of_outputs(outputs[: len(task.dev)])[None]).tolist()
-        result = replace(fit, model=trained, score=score, held_out=replace(again.held_out, outputs=outputs[len(task.dev) :]))
+        result = replace(fit, model=trained, score=score, held_out=replace(training.held_out, outputs=outputs[len(task.dev) :]))
     predictions = distinct_rows(np.concatenate([fit.predictions, dev.distinct_predictions()]))
     seconds = fit.seconds + time.perf_counter() - began
     return replace(result, tried=(*fit.tried, *dev.tried), predictions=predictions, seconds=seconds)
 
 
-class _Again:
+class _SelfTraining:
     """Fits a model again on labelled and unlabelled texts, with every C.
 
     whole: the task with the texts that decide as dev. dev: every C as a candidate. held_out: what `fit` predicts for the training texts
@@ -166,9 +167,9 @@ class _Again:
         return trained, candidate, outputs
 
     def _fold_predictor(self, fold: IntArray) -> Callable[[float], FloatArray]:
-        """Return a function from C to the logits of a fold, whose labels neither the model nor the labels of the unlabelled texts know.
+        """Return a function from C to the logits of a fold by a model of the other folds and the unlabelled texts.
 
-        Only the model itself, fitted without the fold, labels the unlabelled texts here: the other linear models have seen the fold.
+        The model before self-training, fitted without the fold, labels the unlabelled texts; the other linear models learned from the fold.
         """
         rows, count, outputs = self._span.coordinates.rows, len(self._task.with_label_texts.train), len(self._task.labels)
         options: dict[str, Any] = {"outputs": outputs, "seed": self._space.seed}

@@ -16,7 +16,6 @@ from typing import Any, ClassVar, Final, Literal, TypeAlias, assert_never
 from pydantic import ValidationError
 from pydantic.dataclasses import dataclass as validated
 
-from cramlm.config.base import NOMINAL_FLOPS, NOMINAL_FP32_FLOPS, NOMINAL_GPU_FLOPS
 from cramlm.config.phase import linear_teachers
 from cramlm.config.retriever import without_queries
 from cramlm.config.run import (
@@ -44,6 +43,13 @@ from cramlm.planning.budget import TYPICAL
 from cramlm.records import LinearName, TaskKind
 
 DEFAULT_BUDGET = "10m"
+
+NOMINAL_FLOPS = 2e11
+"""Assumed operations per second of two cores in bf16, to choose a model size for a budget in time before anything is measured."""
+NOMINAL_FP32_FLOPS = 6e10
+"""The same of two cores without bf16: a run of 2e13 operations took 10 minutes of one core with AVX2 (docs/benchmarks/scaling.md)."""
+NOMINAL_GPU_FLOPS = 3e13
+"""The same of a GPU; one H200 did 2e13 to 7e13 in whole phases of small encoders, beside other runs (docs/benchmarks/scaling.md)."""
 
 # At a small, fixed amount of compute the loss depends little on the shape (Geiping and Goldstein 2022), so a size is chosen that still sees
 # each retrieved passage several times.

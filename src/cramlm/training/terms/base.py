@@ -163,7 +163,7 @@ class TextTerm(Term):
         """Return True for the sequences whose origin the term is on."""
         return np.where(external, "external" in self.configs, "task" in self.configs)
 
-    def masked(self, sampled: Sampled, special: SpecialIds, *, step: int, random: Random) -> Batch:
+    def mask_batch(self, sampled: Sampled, special: SpecialIds, *, step: int, random: Random) -> Batch:
         """Return the sampled sequences with the masks of a step."""
         batch, masking = sampled.packed(self.phase, special), self.phase.masking
         where, rate = self.of_origin(batch.external), masking.rate_at(step, self.phase.steps)

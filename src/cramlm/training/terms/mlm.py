@@ -14,4 +14,4 @@ class MaskedTokens(VocabularyTerm):
 
     def batch(self, sampled: Sampled, special: SpecialIds, *, step: int, random: Random) -> Batch:
         """Return the batch with the masks of this step."""
-        return self.masked(sampled, special, step=step, random=random)
+        return self.mask_batch(sampled, special, step=step, random=random)

@@ -47,7 +47,7 @@ class ReplacedTokenDetection(PositionTerm):
 
     def batch(self, sampled: Sampled, special: SpecialIds, *, step: int, random: Random) -> Batch:
         """New masks at every step, with a uniform number for each to sample the replacement."""
-        batch = self.masked(sampled, special, step=step, random=random)
+        batch = self.mask_batch(sampled, special, step=step, random=random)
         return replace(batch, chance=random("replacements").random(len(batch.masked), dtype=np.float32))
 
     def encoded(self, model: Model, batch: PackedBatch, *, dropout: Dropout | None) -> tuple[PackedBatch, Replaced]:
