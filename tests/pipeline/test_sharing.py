@@ -140,6 +140,12 @@ def test_a_changed_text_of_the_task_or_the_corpus_builds_the_stages_that_read_it
     assert store.reused() == same
 
 
+def test_another_version_of_a_stage_builds_it_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cramlm.pipeline.stages.linear._VERSION", 0)
+    store.build()
+    assert store.reused() == ALL - {"baseline", "bayes", "static"}
+
+
 def test_with_a_limit_of_zero_a_run_builds_the_stages_itself_that_another_seed_shares(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -150,8 +150,10 @@ class Stage:
     @property
     def key(self) -> dict[str, Any]:
         """Everything that the content of the folder depends on, as plain JSON."""
-        assert not self.settings.keys() & self.inputs.keys(), "a name is a setting or an input"
-        return {"format": self.version, **self.settings, **self.inputs}
+        parts: tuple[Mapping[str, Any], ...] = ({"format": self.version}, self.settings, self.inputs)
+        key = {name: value for part in parts for name, value in part.items()}
+        assert len(key) == sum(map(len, parts)), "a name is a setting or an input, and `format` is the version"
+        return key
 
     @property
     def shared_key(self) -> dict[str, Any]:

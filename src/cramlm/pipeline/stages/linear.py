@@ -170,7 +170,7 @@ def _unused(task: Task) -> tuple[str, ...]:
 def _settings(run: RunContext) -> dict[str, Any]:
     # Where dev is small: the number of texts that decide, and the format of what is kept of them.
     folds = {"deciding_texts": DECIDING_TEXTS, "held_out": 1} if len(run.task.dev) < SMALL_DEV else {}
-    return {"format": FORMAT, "seed": run.config.seed, "metric": run.config.metric, **run.config.word_settings, **folds}
+    return {"model_format": FORMAT, "seed": run.config.seed, "metric": run.config.metric, **run.config.word_settings, **folds}
 
 
 def _search_settings(run: RunContext) -> dict[str, Any]:
