@@ -82,7 +82,7 @@ def test_what_makes_no_sense_is_one_line(finished: Path, corrupted: Path, tmp_pa
 def test_columns_and_kind_of_task_are_those_of_the_run(tmp_path: Path) -> None:
     lines = [f"{'sea ship' if number % 2 else 'hill path'} {number}\t{'wet+blue' if number % 2 else 'dry'}" for number in range(20)]
     train = tmp_path / "train.tsv"
-    train.write_text("\n".join(["body\ttopics", *lines, "ship\tdry"]), "utf-8")
+    train.write_text("\n".join(["body\ttopics", *lines, "sea ship\tdry"]), "utf-8")
     columns = ("--text-column", "body", "--label-column", "topics", "--label-separator", "+", "--task-type", "multi-label")
     succeed("fit", "--recipe", "tfidf", *columns, "--set", "threads=1", "--train", train, "-o", tmp_path / "run")
     result = json.loads(cramlm("check", train, "--model", tmp_path / "run", "--json").stdout)

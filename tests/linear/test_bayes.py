@@ -101,7 +101,7 @@ def test_the_same_arguments_give_the_same_model_also_with_a_sample_of_the_passag
     first, second, other = (fit_bayes(task_of(3, words=2), passages(100), metric="macro_f1", seed=seed).model for seed in (1, 1, 2))
     assert np.array_equal(first.coefficients.weights, second.coefficients.weights)
     assert first.tfidf.parts[0].terms == second.tfidf.parts[0].terms
-    assert not np.array_equal(first.tfidf.parts[0].idf, other.tfidf.parts[0].idf)
+    assert not np.array_equal(first.tfidf.parts[0].weights, other.tfidf.parts[0].weights)
 
 
 def test_a_saved_model_gives_the_same_logits(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import entropy
 from sklearn.feature_extraction.text import TfidfVectorizer
 
 from cramlm.linear import character_ngrams, features
@@ -31,6 +32,11 @@ def texts_of(count: int, seed: int) -> list[str]:
     return [normalize(" ".join(random_.choices(WORDS, k=random_.randint(1, 12)))) for _ in range(count)]
 
 
+def fitted_matrix(kind: Terms, texts: list[str], *arguments: Any, **options: Any) -> tuple[Vocabulary, Any]:
+    vocabulary, frequencies = Vocabulary.fit(kind, texts, *arguments, **options)
+    return vocabulary, vocabulary.weigh(frequencies)
+
+
 def reference(kind: Terms, texts: list[str], others: list[str], **more: Any) -> tuple[list[str], Any, Any]:
     """Terms and matrices by scikit-learn."""
     vectorizer = TfidfVectorizer(**OPTIONS[kind], **more, sublinear_tf=True, dtype=np.float64)
@@ -42,7 +48,7 @@ def reference(kind: Terms, texts: list[str], others: list[str], **more: Any) -> 
 def test_terms_and_matrices_equal_those_of_scikit_learn(kind: Terms) -> None:
     texts, others = texts_of(80, 1), [*texts_of(30, 2), "", "unknown 漢字"]
     terms, train, other = reference(kind, texts, others)
-    vocabulary, matrix = Vocabulary.fit(kind, texts)
+    vocabulary, matrix = fitted_matrix(kind, texts)
     assert list(vocabulary.terms) == terms
     np.testing.assert_allclose(matrix.toarray(), train.toarray(), atol=1e-6)
     np.testing.assert_allclose(vocabulary.transform(others).toarray(), other.toarray(), atol=1e-6)
@@ -54,7 +60,7 @@ def test_rare_terms_of_many_texts_are_dropped_as_by_min_df(kind: Terms, monkeypa
     monkeypatch.setattr(features, "MANY_TEXTS", 60)
     texts = texts_of(60, 3)
     terms, train, _ = reference(kind, texts, [], min_df=2)
-    vocabulary, matrix = Vocabulary.fit(kind, texts)
+    vocabulary, matrix = fitted_matrix(kind, texts)
     assert list(vocabulary.terms) == terms
     np.testing.assert_allclose(matrix.toarray(), train.toarray(), atol=1e-6)
     assert len(Vocabulary.fit(kind, texts[:59])[0].terms) == len(reference(kind, texts[:59], [])[0])
@@ -65,7 +71,7 @@ def test_the_most_frequent_terms_are_kept_as_by_max_features(kind: Terms) -> Non
     # Every word has a count of its own, so that no choice among equally frequent terms is left.
     texts = [" ".join(["qa"] * 7 + ["vb"] * 5), " ".join(["qa"] * 6 + ["vb"] * 4 + ["zz"] * 2), "zz"]
     limit = {"words": 4, "tokens": 4, "characters": 3}[kind]
-    vocabulary, matrix = Vocabulary.fit(kind, texts, limit=limit)
+    vocabulary, matrix = fitted_matrix(kind, texts, limit=limit)
     assert len(vocabulary.terms) == limit
     counts = features._count(kind, texts, None, None)
     totals = dict(zip(counts[1], np.asarray(counts[0].sum(axis=0)).ravel(), strict=True))
@@ -99,14 +105,14 @@ def test_the_boundary_of_a_pair_changes_nothing_but_segments() -> None:
     whole, divided = [pair.whole_text for pair in pairs], [pair.divided_text for pair in pairs]
     assert whole != divided
     for kind in ("words", "tokens", "characters", "unigrams"):
-        (one, of_whole), (other, of_divided) = Vocabulary.fit(kind, whole), Vocabulary.fit(kind, divided)
+        (one, of_whole), (other, of_divided) = fitted_matrix(kind, whole), fitted_matrix(kind, divided)
         assert one.terms == other.terms
         assert (of_whole != of_divided).nnz == 0
 
 
 def test_terms_of_segments_name_the_markers_around_them_and_pairs_the_words_that_both_texts_have() -> None:
     markers = Markers(("<<", ">>"), ())
-    terms, matrix = Vocabulary.fit("segments", ["In <<Tin ore>>"], markers)
+    terms, matrix = fitted_matrix("segments", ["In <<Tin ore>>"], markers)
     assert terms.terms == (" … << 1 words", " … << in", "<< … >> 2 words", "<< … >> ore", "<< … >> tin", "<< … >> tin ore", ">> …  0 words")
     assert matrix.shape == (1, len(terms.terms))
     of_pairs, _ = Vocabulary.fit("segments", [f"Tin ore{PAIR_BOUNDARY}tin of lead"], Markers((PAIR_BOUNDARY,), ()))
@@ -116,7 +122,7 @@ def test_terms_of_segments_name_the_markers_around_them_and_pairs_the_words_that
 @given(st.lists(st.text(alphabet="abA é<'\n", max_size=12), min_size=1, max_size=8))
 def test_character_ngrams_of_any_text_equal_those_of_scikit_learn(texts: list[str]) -> None:
     texts = [normalize(text) for text in texts]
-    vocabulary, matrix = Vocabulary.fit("characters", texts)
+    vocabulary, matrix = fitted_matrix("characters", texts)
     if any(text.split() for text in texts):
         terms, train, _ = reference("characters", texts, [])
         assert list(vocabulary.terms) == terms
@@ -127,12 +133,12 @@ def test_character_ngrams_of_any_text_equal_those_of_scikit_learn(texts: list[st
 
 @given(st.lists(st.text(alphabet="abcA é<'\n漢\U0001d49c", max_size=20), max_size=12), st.lists(st.text("abdé ", max_size=9), max_size=5))
 def test_compiled_counts_of_character_ngrams_equal_those_of_plain_python(texts: list[str], others: list[str]) -> None:
-    plain, matrix = Vocabulary.fit("characters", texts)
+    plain, matrix = fitted_matrix("characters", texts)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(features, "_PLAIN_CHARACTERS", -1)
         patch.setattr(character_ngrams, "_BLOCK", 3)  # words: the table grows between blocks
         patch.setattr(character_ngrams, "_LEAST_PLACES", 2)
-        compiled, other = Vocabulary.fit("characters", texts)
+        compiled, other = fitted_matrix("characters", texts)
         transformed = compiled.transform(others)
     assert compiled.terms == plain.terms
     for one, same in ((matrix, other), (plain.transform(others), transformed)):
@@ -140,7 +146,7 @@ def test_compiled_counts_of_character_ngrams_equal_those_of_plain_python(texts: 
 
 
 def test_texts_without_a_term_have_no_columns_and_rows_of_length_0() -> None:
-    vocabulary, matrix = Vocabulary.fit("words", ["!", "?"])
+    vocabulary, matrix = fitted_matrix("words", ["!", "?"])
     assert (vocabulary.terms, matrix.shape) == ((), (2, 0))
     for kind in ("words", "tokens", "characters"):
         fitted = Vocabulary.fit(kind, ["one two", "three"])[0]
@@ -148,16 +154,37 @@ def test_texts_without_a_term_have_no_columns_and_rows_of_length_0() -> None:
         assert fitted.transform([]).shape == (0, len(fitted.terms))
 
 
-def test_models_with_equal_vocabularies_share_the_matrix_of_texts() -> None:
+def test_models_with_equal_terms_share_the_frequencies_of_texts_and_have_weights_of_their_own() -> None:
     vocabulary = Vocabulary.fit("words", texts_of(20, 4))[0]
-    equal = Vocabulary(vocabulary.kind, tuple(f"{term} "[:-1] for term in vocabulary.terms), vocabulary.idf.copy())
-    others = [Vocabulary(equal.kind, equal.terms, equal.idf * 2), Vocabulary("tokens", equal.terms, equal.idf)]
-    others.append(Vocabulary(equal.kind, equal.terms[1:], equal.idf[1:]))
+    equal = Vocabulary(vocabulary.kind, tuple(f"{term} "[:-1] for term in vocabulary.terms), vocabulary.weights[::-1].copy())
+    others = [Vocabulary("tokens", equal.terms, equal.weights), Vocabulary(equal.kind, equal.terms[1:], equal.weights[1:])]
     texts = TextMatrices(texts_of(5, 6))
-    assert texts.of(vocabulary) is texts.of(equal)
+    assert texts.frequencies(vocabulary) is texts.frequencies(equal)
+    for each in (vocabulary, equal, *others):
+        assert (texts.of(each) != each.transform(texts_of(5, 6))).nnz == 0
     for other in others:
-        assert texts.of(other) is not texts.of(vocabulary)
-        assert (texts.of(other) != other.transform(texts_of(5, 6))).nnz == 0
+        assert texts.frequencies(other) is not texts.frequencies(vocabulary)
+
+
+@pytest.mark.parametrize("at_once", [1, 1000])
+def test_an_association_is_the_divergence_of_the_labels_of_texts_with_a_term(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(features, "_COUNTS_AT_ONCE", at_once)
+    texts, labels = ["sail sail wind", "sail rope", "hill wind", "hill", "rope hill", "wind"], np.eye(3, dtype=np.bool_)[[0, 0, 1, 1, 1, 2]]
+    vocabulary, _ = Vocabulary.fit("unigrams", texts)
+    assert vocabulary.terms == ("hill", "rope", "sail", "wind")
+
+    def associations(texts: list[str], labels: Any, weights: list[float]) -> Any:
+        return vocabulary.weighted_by_labels(vocabulary.frequencies(texts), labels, np.array(weights, np.float32)).weights
+
+    prior, counts = np.array([2, 3, 1]) / 6, np.array([[0, 3, 0], [1, 1, 0], [2, 0, 0], [1, 1, 1]])
+    expected = [entropy((row + prior) / (row.sum() + 1), prior) ** 0.5 for row in counts]
+    np.testing.assert_allclose(associations(texts, labels, [1] * 6), expected, rtol=1e-5)
+    # A weight of 2 is a text that is there twice, a weight of 0 one that is not there.
+    twice = associations([*texts[:5], texts[0]], labels[[0, 1, 2, 3, 4, 0]], [1] * 6)
+    np.testing.assert_allclose(associations(texts, labels, [2, 1, 1, 1, 1, 0]), twice, rtol=1e-5)
+    # Where texts may have several labels, or none, none is a label of its own.
+    one = labels[:, :1]
+    np.testing.assert_allclose(associations(texts, one, [1] * 6), associations(texts, np.hstack([one, ~one]), [1] * 6), rtol=1e-5)
 
 
 def test_rows_of_several_parts_side_by_side_have_length_1() -> None:

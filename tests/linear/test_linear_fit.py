@@ -37,9 +37,10 @@ from cramlm.evaluation.kinds import KINDS, DevScorer
 from cramlm.evaluation.logit_adjustment import TAUS, logit_adjustments
 from cramlm.linear import cross_validation, solvers
 from cramlm.linear import fit as fit_module
+from cramlm.linear.cross_validation import FOLDS
 from cramlm.linear.features import VARIANTS
 from cramlm.linear.fit import VECTOR_WEIGHTS, LinearFit, SearchSpace, Spans, TaskFeatures, fit_linear, markers_of, refit
-from cramlm.linear.solvers import inner_products
+from cramlm.linear.solvers import SOLVERS, inner_products
 from cramlm.linear.teacher import out_of_fold_labels
 from cramlm.records import PAIR_BOUNDARY, Event, Example, Task, TaskKind, silent
 from cramlm.text.markers import MIN_TEXTS
@@ -264,7 +265,8 @@ def test_every_weight_of_text_vectors_is_tried_and_the_model_has_the_score_of_th
     assert score(fitted, task, task.dev).metrics[fitted.metric] == pytest.approx(fitted.score)
     if len(task.train) <= few:
         assert {each.setting.vector_weight for each in fitted.tried} == set(VECTOR_WEIGHTS)
-        assert len(products) == 4, "of training and dev texts, once for all weights of a variant"
+        of_folds = FOLDS if task.kind == "classification" else 0
+        assert len(products) == 2 * (2 + of_folds), "of training and dev texts, and without each fold, once for all weights of a variant"
 
 
 @pytest.mark.parametrize("weight", VECTOR_WEIGHTS)
@@ -277,6 +279,18 @@ def test_rows_with_text_vectors_have_the_coordinates_of_the_joined_matrix(weight
     np.testing.assert_allclose(span.dev @ span.coordinates.rows.T, (dev @ train.T).toarray(), atol=1e-4)
     part, other = rows.train_parts(weight)
     np.testing.assert_array_equal(np.hstack([part.toarray(), other]), train.toarray())
+
+
+def test_weights_of_terms_without_a_fold_do_not_depend_on_its_labels() -> None:
+    task, fold = topic_task(sea=20, hill=20, war=20), np.arange(0, 60, 5)
+    features, targets, weights = TaskFeatures(task, None, seed=0), SOLVERS[task.kind].targets(task), np.ones(60, np.float32)
+    changed = targets.copy()
+    changed[fold] = (changed[fold] + 1) % 3
+    before, after = (features.without("union", fold, each, weights) for each in (targets, changed))
+    np.testing.assert_array_equal(before.toarray(), after.toarray())
+    whole = features.rows("union", [fold])
+    np.testing.assert_array_equal(whole.without_folds[0].toarray(), before.toarray())
+    assert abs(whole.train - before).max() > 0.01
 
 
 def test_a_logit_adjustment_is_chosen_on_dev_and_part_of_the_model() -> None:

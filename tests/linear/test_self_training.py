@@ -53,7 +53,7 @@ def trained(given: Task, space: SearchSpace = SPACE) -> tuple[LinearFit, LinearF
 
 
 def test_unlabelled_texts_teach_words_that_no_labelled_text_has() -> None:
-    before, after, _ = trained(task(unlabelled(100)))
+    before, after, _ = trained(task(unlabelled(300)))
     assert after.score > before.score + 0.05
     known = {term for part in after.model.tfidf.parts for term in part.terms}
     assert {"stadium", "kitchen"} <= known

@@ -97,7 +97,8 @@ class _Data:
     def of(cls, task: Task, passages: Sequence[str]) -> _Data:
         learned = task.with_label_texts
         train = [normalize(example.divided_text) for example in learned.train]
-        vocabulary, rows = Vocabulary.fit("unigrams", [*train, *map(normalize, passages)], limit=MAX_TERMS)
+        vocabulary, frequencies = Vocabulary.fit("unigrams", [*train, *map(normalize, passages)], limit=MAX_TERMS)
+        rows = vocabulary.weigh(frequencies)
         dev = vocabulary.transform([normalize(example.divided_text) for example in task.dev])
         label_rows = np.eye(len(task.labels), dtype=np.float32)[SOLVERS[task.kind].targets(learned)]
         unlabelled = rows[len(train) :]

@@ -1,4 +1,4 @@
-"""TF-IDF features of text in several variants, fitted on training texts and stored as plain data.
+"""Weighted counts of terms as features of text, in several variants, fitted on training texts and stored as plain data.
 
     words        1- and 2-grams of words, lower case; a word keeps its combining marks (Yoruba's tones)
     tokens       1- and 2-grams of the strings between white space, as written; markup such as `<<` and `[[` is kept
@@ -7,8 +7,9 @@
     marked       tokens, and beside them words and word pairs of the segments between the task's markers (text/markers.py), if it has any
     unigrams     the terms of BM25 (retrieval/bm25/terms.py) alone, for naive Bayes
 
-In scripts without spaces each grapheme cluster is a word or token of its own. Texts are normalized to Unicode NFC. Weights are those of
-scikit-learn's `TfidfVectorizer(sublinear_tf=True)`: (1 + ln tf) * idf with idf = ln((1 + n) / (1 + df)) + 1, rows scaled to length 1.
+In scripts without spaces each grapheme cluster is a word or token of its own. Texts are normalized to Unicode NFC. A term counts
+1 + ln tf, times its weight, and rows are scaled to length 1. Weights are idf = ln((1 + n) / (1 + df)) + 1, as in scikit-learn's
+`TfidfVectorizer(sublinear_tf=True)`, or, where labels are given, the terms' associations with these (`associations`).
 Character n-grams depend on the word alone: they are counted once per distinct word and multiplied with the counts of words, which gives
 the same matrix in a fraction of the time.
 """
@@ -22,14 +23,14 @@ import unicodedata
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import scipy.sparse
 
-from cramlm.records import PAIR_BOUNDARY, FloatArray
+from cramlm.records import PAIR_BOUNDARY, BoolArray, FloatArray
 from cramlm.retrieval.bm25.terms import split_terms
 from cramlm.storage.arrays import offsets_of
 from cramlm.text.markers import Markers
@@ -48,6 +49,7 @@ MIN_DOCUMENTS: Final = 2
 """Terms in fewer training texts are dropped if there are at least `MANY_TEXTS` training texts."""
 MANY_TEXTS: Final = 1000
 CHARACTER_NGRAMS: Final = range(2, 6)
+_COUNTS_AT_ONCE: Final = 4_000_000  # of terms by label: 16 MB
 _PLAIN_CHARACTERS: Final = 20_000  # of texts that are split in plain Python; for more, importing numba (0.4 CPU seconds) pays
 PARTS: Final[Mapping[Variant, tuple[Terms, ...]]] = {
     "words": ("words",),
@@ -67,16 +69,16 @@ def normalize(text: str) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Vocabulary:
-    """Terms of one kind in alphabetical order and their inverse document frequencies, float32 (terms,). markers: those between segments."""
+    """Terms of one kind in alphabetical order and their weights, float32 (terms,). markers: those between segments."""
 
     kind: Terms
     terms: tuple[str, ...]
-    idf: FloatArray
+    weights: FloatArray
     markers: Markers | None = None
 
     @classmethod
     def fit(cls, kind: Terms, texts: Sequence[str], markers: Markers | None = None, *, limit: int = MAX_FEATURES) -> tuple[Vocabulary, Any]:
-        """Return the vocabulary of texts, at most the `limit` most frequent terms, and the matrix of these texts.
+        """Return the vocabulary of texts, at most the `limit` most frequent terms with idf as weights, and `frequencies` of these texts.
 
         markers: needed for segments, ignored otherwise.
         """
@@ -89,13 +91,26 @@ class Vocabulary:
             kept = np.sort(kept[np.argsort(-total, kind="stable")[:limit]])
         idf = np.log((1 + len(texts)) / (1 + documents[kept])) + 1
         vocabulary = cls(kind, tuple(terms[index] for index in kept.tolist()), idf.astype(np.float32), markers)
-        return vocabulary, vocabulary._weigh(counts if len(kept) == len(terms) else counts[:, kept])
+        return vocabulary, _sublinear(counts if len(kept) == len(terms) else counts[:, kept])
 
-    def transform(self, texts: Sequence[str]) -> Any:
-        """Return the matrix of texts, scipy CSR float32 (texts, terms); rows have length 1, or 0 for a text without known terms."""
+    def frequencies(self, texts: Sequence[str]) -> Any:
+        """Return 1 + ln tf of the terms of texts, scipy CSR float32 (texts, terms)."""
         if not self.terms or not texts:
             return scipy.sparse.csr_matrix((len(texts), len(self.terms)), dtype=np.float32)
-        return self._weigh(_count(self.kind, texts, self, self.markers)[0])
+        return _sublinear(_count(self.kind, texts, self, self.markers)[0])
+
+    def weigh(self, frequencies: Any) -> Any:
+        """Return `frequencies` times the weights, scipy CSR float32 (texts, terms); rows have length 1, or 0 for a text without terms."""
+        values = frequencies.data * self.weights[frequencies.indices]
+        return unit_rows(scipy.sparse.csr_matrix((values, frequencies.indices, frequencies.indptr), shape=frequencies.shape))
+
+    def transform(self, texts: Sequence[str]) -> Any:
+        """Return the weighted matrix of texts, as `weigh`."""
+        return self.weigh(self.frequencies(texts))
+
+    def weighted_by_labels(self, frequencies: Any, labels: BoolArray, weights: FloatArray) -> Vocabulary:
+        """Return the vocabulary with `associations` as weights."""
+        return replace(self, weights=associations(frequencies, labels, weights))
 
     @functools.cached_property
     def columns(self) -> Mapping[str, int]:
@@ -109,29 +124,27 @@ class Vocabulary:
 
         return NgramTable(CHARACTER_NGRAMS, self.terms)
 
-    def _weigh(self, counts: Any) -> Any:
-        matrix = scipy.sparse.csr_matrix(counts, dtype=np.float32)
-        matrix.data = (np.log(matrix.data) + 1) * self.idf[matrix.indices]
-        return unit_rows(matrix)
-
 
 class TextMatrices:
-    """Texts, and their matrices in NFC, each computed once: several models have the same vocabulary."""
+    """Texts, and the frequencies of terms in them in NFC, each counted once: several models have the same vocabulary."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         self.texts = texts
         self._texts = [normalize(text) for text in texts]
         self._known: list[tuple[Vocabulary, Any]] = []
 
+    def frequencies(self, vocabulary: Vocabulary) -> Any:
+        """As `Vocabulary.frequencies`. The matrix must not be changed."""
+        for known, frequencies in self._known:
+            if (known.kind, known.markers, known.terms) == (vocabulary.kind, vocabulary.markers, vocabulary.terms):
+                return frequencies
+        frequencies = vocabulary.frequencies(self._texts)
+        self._known.append((vocabulary, frequencies))
+        return frequencies
+
     def of(self, vocabulary: Vocabulary) -> Any:
-        """As `Vocabulary.transform`. The matrix must not be changed."""
-        for known, matrix in self._known:
-            same = (known.kind, known.markers, known.terms) == (vocabulary.kind, vocabulary.markers, vocabulary.terms)
-            if same and np.array_equal(known.idf, vocabulary.idf):
-                return matrix
-        matrix = vocabulary.transform(self._texts)
-        self._known.append((vocabulary, matrix))
-        return matrix
+        """As `Vocabulary.transform`."""
+        return vocabulary.weigh(self.frequencies(vocabulary))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -167,6 +180,37 @@ def unit_rows(matrix: Any) -> Any:
     lengths = np.where(squares > 0, np.sqrt(squares), 1).astype(np.float32)
     matrix.data /= np.repeat(lengths, np.diff(matrix.indptr))
     return matrix
+
+
+def associations(frequencies: Any, labels: BoolArray, weights: FloatArray) -> FloatArray:
+    """Return how much each term says about the labels, float32 (terms,).
+
+    It is the root of the Kullback-Leibler divergence, in nats, between the labels of the texts that have the term and those of all texts.
+    To the former one text is added with the labels of all texts, so that a term of one text says less than one of several. With few texts
+    these weights are better than idf (docs/log.md).
+
+    frequencies: CSR (n, terms). labels: which texts have which, (n, labels); a text without one counts as one of a further label. weights:
+    of the texts, (n,).
+    """
+    without = ~labels.any(axis=1, keepdims=True)
+    of_texts = (np.hstack([labels, without]) if without.any() else labels) * weights[:, None]
+    prior = of_texts.sum(axis=0) / of_texts.sum()
+    of_texts, prior = of_texts[:, prior > 0], prior[prior > 0]
+    present = scipy.sparse.csr_matrix((np.ones_like(frequencies.data), frequencies.indices, frequencies.indptr), shape=frequencies.shape)
+    present, result = present.tocsc(), np.zeros(frequencies.shape[1], dtype=np.float32)
+    at_once = max(1, _COUNTS_AT_ONCE // len(prior))
+    for first in range(0, len(result), at_once):
+        shares = present[:, first : first + at_once].T @ of_texts + prior
+        shares /= shares.sum(axis=1, keepdims=True)
+        divergence = (shares * np.log(shares / prior)).sum(axis=1)
+        result[first : first + at_once] = np.sqrt(np.maximum(divergence, 0))
+    return result
+
+
+def _sublinear(counts: Any) -> Any:
+    frequencies = scipy.sparse.csr_matrix(counts, dtype=np.float32)
+    frequencies.data = np.log(frequencies.data) + 1
+    return frequencies
 
 
 def _count(kind: Terms, texts: Sequence[str], vocabulary: Vocabulary | None, markers: Markers | None) -> tuple[Any, Sequence[str]]:

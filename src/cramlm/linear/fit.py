@@ -114,7 +114,8 @@ class VariantRows:
     """The training and dev texts under one variant of TF-IDF.
 
     train, dev: CSR (n, terms) and (m, terms), rows of length 1. vectors: of the same texts, (n, width) and (m, width); None without text
-    vectors. kept: the training texts that `train` holds.
+    vectors. kept: the training texts that `train` holds. without_folds: `TaskFeatures.without` each held-out fold; empty for
+    numbers, since `train` does not depend on them.
     """
 
     tfidf: Tfidf
@@ -122,6 +123,7 @@ class VariantRows:
     dev: Any
     vectors: tuple[FloatArray, FloatArray] | None
     kept: IntArray
+    without_folds: tuple[Any, ...] = ()
 
     def matrices(self, vector_weight: float) -> tuple[Any, Any]:
         """(train, dev) with text vectors of this length beside them, if there are any."""
@@ -140,12 +142,26 @@ class VariantRows:
 
 
 class TaskFeatures:
-    """Matrices of a task's training and dev texts by variant; vocabularies are fitted once and shared by the variants."""
+    """Matrices of a task's training and dev texts by variant; terms are counted once for all variants that have them.
 
-    def __init__(self, task: Task, vectors: CorpusVectors | None, *, seed: int, markers: Markers | None = None) -> None:
+    weights: of the training texts, (n,); None = 1.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        vectors: CorpusVectors | None,
+        *,
+        seed: int,
+        markers: Markers | None = None,
+        weights: FloatArray | None = None,
+    ) -> None:
         whole = [[example.divided_text for example in split] for split in (task.train, task.dev)]
         self._train, self._dev = ([normalize(text) for text in texts] for texts in whole)
-        self._strata = SOLVERS[task.kind].strata(SOLVERS[task.kind].targets(task))
+        self._solver, self._outputs = SOLVERS[task.kind], len(task.labels)
+        self._targets = self._solver.targets(task)
+        self._strata, self._labels = self._solver.strata(self._targets), self._solver.labels(self._targets, outputs=self._outputs)
+        self._weights = np.ones(len(task.train), np.float32) if weights is None else weights
         self._seed = seed
         self._parts: dict[tuple[Terms, bytes], tuple[Vocabulary, Any, Any]] = {}
         self._markers, self._word_vectors, self._whole = markers, vectors, whole
@@ -179,25 +195,47 @@ class TaskFeatures:
         most = MAX_VECTOR_VALUES // self._word_vectors.trained.width(self._markers)
         return kept[_share_of(self._strata[kept], most / len(kept), self._seed)]
 
-    def rows(self, variant: Variant) -> VariantRows:
-        """The matrices under one variant."""
+    def rows(self, variant: Variant, folds: Sequence[IntArray] = ()) -> VariantRows:
+        """The matrices under one variant. folds: indices of training texts, for `VariantRows.without_folds`; then all are kept."""
         kept = self.kept(variant)
-        parts = [self._part(kind, kept) for kind in PARTS[variant]]
-        vectors = self._vectors_under(variant, kept)
-        tfidf = Tfidf(variant, tuple(part[0] for part in parts))
-        return VariantRows(tfidf, join([part[1] for part in parts]), join([part[2] for part in parts]), vectors, kept)
+        parts = self._parts_of(variant, kept)
+        vocabularies = self._weighted(parts, self._targets[kept], self._weights[kept])
+        train, dev = (join([each.weigh(part[split]) for each, part in zip(vocabularies, parts, strict=True)]) for split in (1, 2))
+        without_folds = tuple(self.without(variant, fold, self._targets, self._weights) for fold in folds if self._labels is not None)
+        return VariantRows(Tfidf(variant, vocabularies), train, dev, self._vectors_under(variant, kept), kept, without_folds)
+
+    def without(self, variant: Variant, fold: IntArray, targets: Any, weights: FloatArray) -> Any:
+        """Return the matrix of all training texts under a variant; the labels of a fold do not count for the weights of the terms.
+
+        targets, weights: of the training texts, (n, ...) and (n,).
+        """
+        parts = self._parts_of(variant, self.kept(variant))
+        counted = weights.copy()
+        counted[fold] = 0
+        return join([each.weigh(part[1]) for each, part in zip(self._weighted(parts, targets, counted), parts, strict=True)])
+
+    def _weighted(self, parts: Sequence[tuple[Vocabulary, Any, Any]], targets: Any, weights: FloatArray) -> tuple[Vocabulary, ...]:
+        """Return the vocabularies with weights by the labels of the training texts; with idf if targets are numbers."""
+        labels = self._solver.labels(targets, outputs=self._outputs)
+        if labels is None:
+            return tuple(vocabulary for vocabulary, _, _ in parts)
+        return tuple(vocabulary.weighted_by_labels(train, labels, weights) for vocabulary, train, _ in parts)
+
+    def _parts_of(self, variant: Variant, kept: IntArray) -> list[tuple[Vocabulary, Any, Any]]:
+        return [self._part(kind, kept) for kind in PARTS[variant]]
 
     def sample(self, rows: VariantRows, count: int) -> VariantRows:
-        """About `count` of the training rows, the same share of every label."""
+        """About `count` of the training rows, the same share of every label; without those of folds."""
         chosen = _share_of(self._strata[rows.kept], count / len(rows.kept), self._seed)
         vectors = None if rows.vectors is None else (rows.vectors[0][chosen], rows.vectors[1])
-        return replace(rows, train=rows.train[chosen], vectors=vectors, kept=rows.kept[chosen])
+        return VariantRows(rows.tfidf, rows.train[chosen], rows.dev, vectors, rows.kept[chosen])
 
     def _part(self, kind: Terms, kept: IntArray) -> tuple[Vocabulary, Any, Any]:
+        """Return the vocabulary, and the frequencies of its terms in the kept training texts and in the dev texts."""
         key = kind, kept.tobytes()
         if key not in self._parts:
             vocabulary, train = Vocabulary.fit(kind, [self._train[index] for index in kept.tolist()], self._markers)
-            self._parts[key] = vocabulary, train, vocabulary.transform(self._dev)
+            self._parts[key] = vocabulary, train, vocabulary.frequencies(self._dev)
         return self._parts[key]
 
 
@@ -279,7 +317,7 @@ def _fit_linear(task: Task, space: SearchSpace, stage: str, vectors: CorpusVecto
     screened = grid if products <= most else _middle(grid, SCREENED)
     for done, variant in enumerate(variants):
         emit(Event("progress", stage, variant, done=done, **progress))
-        rows[variant] = tried = features.rows(variant)
+        rows[variant] = tried = features.rows(variant, folds)
         searched[variant] = tried if few else features.sample(tried, FEW_TEXTS)
         search.collect()
         search.start_all(searched[variant], features.vector_weights, screened)
@@ -325,7 +363,7 @@ def refit(
     whole = replace(task, train=(*task.train, *task.dev), dev=task.dev[:1])
     learned, weights = (whole.with_label_texts, None) if with_unlabelled is None else with_unlabelled(whole)
     setting, solver = model.setting, SOLVERS[task.kind]
-    rows, span = in_features_of(model, learned, seed=seed)
+    _, rows, span = in_features_of(model, learned, seed=seed, weights=weights)
     coordinates, targets = span.coordinates, solver.targets(learned)[rows.kept]
     row_weights = None if weights is None else weights[rows.kept]
     fitter = solver.fitter(coordinates.rows, targets, setting, outputs=len(task.labels), seed=seed, weights=row_weights)
@@ -334,12 +372,18 @@ def refit(
     return replace(model, tfidf=rows.tfidf, coefficients=coefficients, adjustment=adjustment)
 
 
-def in_features_of(model: LinearModel, learned: Task, *, seed: int) -> tuple[VariantRows, Span]:
-    """Return the matrices of a task under the variant, markers and text vectors of a model, and its training rows in coordinates."""
+def in_features_of(
+    model: LinearModel, learned: Task, *, seed: int, weights: FloatArray | None = None
+) -> tuple[TaskFeatures, VariantRows, Span]:
+    """Return the features of a task under the variant, markers and text vectors of a model, and its training rows in coordinates.
+
+    weights: of the training texts, (n,); None = 1.
+    """
     assert isinstance(model.setting, Setting), "naive Bayes has no text vectors"
     vectors = None if model.vectors is None else CorpusVectors(model.vectors, model.vectors)
-    rows = TaskFeatures(learned, vectors, seed=seed, markers=model.tfidf.markers).rows(model.tfidf.variant)
-    return rows, Spans(rows).of(model.setting.vector_weight)
+    features = TaskFeatures(learned, vectors, seed=seed, markers=model.tfidf.markers, weights=weights)
+    rows = features.rows(model.tfidf.variant)
+    return features, rows, Spans(rows).of(model.setting.vector_weight)
 
 
 def in_coordinates(setting: Setting, texts: int, outputs: int) -> bool:
@@ -470,22 +514,22 @@ class _Search:
     def start(self, rows: VariantRows, setting: Setting, grid: Sequence[float]) -> None:
         """One weight of text vectors and scheme with every C, on the few rows of one variant."""
         span = self._span(rows, setting.vector_weight)
-        self._start(rows, span.coordinates, (span.coordinates.rows, span.dev), setting, grid, growing=False)
+        self._start(rows, span.coordinates, (span.coordinates.rows, span.dev, span.without_folds), setting, grid, growing=False)
 
     def start_growing(self, rows: VariantRows, setting: Setting, grid: Sequence[float]) -> None:
         """One scheme on all rows of a variant, with growing C as long as the dev score grows and is not far below the best."""
         if not in_coordinates(setting, len(rows.kept), self._outputs):
             self._make_room(rows.values)
-            self._start(rows, None, rows.matrices(setting.vector_weight), setting, grid, growing=True)
+            self._start(rows, None, (*rows.matrices(setting.vector_weight), ()), setting, grid, growing=True)
             return
         span = self._span(rows, setting.vector_weight)
-        self._start(rows, span.coordinates, (span.coordinates.rows, span.dev), setting, grid, growing=True)
+        self._start(rows, span.coordinates, (span.coordinates.rows, span.dev, ()), setting, grid, growing=True)
 
     def _start(
         self,
         rows: VariantRows,
         coordinates: Coordinates | None,
-        matrices: tuple[Any, Any],
+        matrices: tuple[Any, Any, Sequence[Any]],
         setting: Setting,
         grid: Sequence[float],
         *,
@@ -520,14 +564,17 @@ class _Search:
             self.collect()
 
     def _fit(
-        self, rows: VariantRows, matrices: tuple[Any, Any], setting: Setting, grid: Sequence[float], *, growing: bool
+        self, rows: VariantRows, matrices: tuple[Any, Any, Sequence[Any]], setting: Setting, grid: Sequence[float], *, growing: bool
     ) -> list[_Fitted]:
-        """Runs in a thread of the pool. The best score so far is a lower bound of the one that `collect` compares with, so that no model is
+        """Fit the training rows with each C. matrices: these and the dev rows, and the training rows for each held-out fold.
+
+        Runs in a thread of the pool. The best score so far is a lower bound of the one that `collect` compares with, so that no model is
         missing that `collect` reads.
         """
-        train, dev = matrices
+        train, dev, without_folds = matrices
         fitter, models, last = self._fitter(train, rows, setting), list[_Fitted](), -math.inf
-        predictors = [self._fold_predictor(train, fold, setting) for fold in self._held_out]
+        of_folds = without_folds or [train] * len(self._held_out)
+        predictors = [self._fold_predictor(each, fold, setting) for each, fold in zip(of_folds, self._held_out, strict=True)]
         for c in grid:
             self._workers.go_on()
             coefficients = fitter(c)
@@ -571,10 +618,14 @@ class _Search:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Span:
-    """Training rows in coordinates of the space that they span, and the dev rows in these coordinates, (m, n)."""
+    """Training rows in coordinates of the space that they span, and the dev rows in these coordinates, (m, n).
+
+    without_folds: the training rows of `VariantRows.without_folds`, each in coordinates of their own, (n, n).
+    """
 
     coordinates: Coordinates
     dev: FloatArray
+    without_folds: tuple[FloatArray, ...]
 
 
 class Spans:
@@ -586,7 +637,7 @@ class Spans:
 
     def __init__(self, rows: VariantRows) -> None:
         self.rows = rows
-        self._products: tuple[FloatArray, FloatArray] | None = None  # of the TF-IDF rows, if they are needed again
+        self._products: list[FloatArray] | None = None  # of the TF-IDF rows, if they are needed again
         self._last: tuple[float, Span] | None = None
 
     def holds(self, vector_weight: float) -> bool:
@@ -598,25 +649,28 @@ class Spans:
         if self._last is not None and self._last[0] == vector_weight:
             return self._last[1]
         self._last = None  # frees its matrices first
-        train, dev = self._inner_products(vector_weight)
+        dev, train, *without_folds = self._inner_products(vector_weight)
         coordinates = Coordinates.of(train)
-        span = Span(coordinates, coordinates.transform(dev))
+        span = Span(coordinates, coordinates.transform(dev), tuple(Coordinates.of(each).rows for each in without_folds))
         self._last = vector_weight, span
         return span
 
-    def _inner_products(self, vector_weight: float) -> tuple[FloatArray, FloatArray]:
-        """Return the inner products of the training rows, (n, n), and of dev rows with training rows, (m, n); new arrays."""
+    def _inner_products(self, vector_weight: float) -> list[FloatArray]:
+        """Return the inner products of dev rows with training rows, (m, n), of the training rows, and of those without each fold, (n, n);
+        new arrays.
+        """
         rows = self.rows
         if rows.vectors is None:
-            return inner_products(rows.train, rows.train), inner_products(rows.dev, rows.train)
+            return self._of_terms()
         if self._products is None:
-            self._products = inner_products(rows.train, rows.train), inner_products(rows.dev, rows.train)
-        train, dev = rows.vectors
-        result = train @ train.T, dev @ train.T
-        for of_vectors, of_terms in zip(result, self._products, strict=True):
-            of_vectors *= np.float32(vector_weight) ** 2
-            of_vectors += of_terms
-        return result
+            self._products = self._of_terms()
+        of_dev, of_train = (np.float32(vector_weight) ** 2 * (vectors @ rows.vectors[0].T) for vectors in reversed(rows.vectors))
+        dev, *train = self._products
+        return [dev + of_dev, *(each + of_train for each in train)]
+
+    def _of_terms(self) -> list[FloatArray]:
+        rows = self.rows
+        return [inner_products(rows.dev, rows.train), *(inner_products(each, each) for each in (rows.train, *rows.without_folds))]
 
 
 def _middle(grid: Sequence[float], count: int) -> list[float]:

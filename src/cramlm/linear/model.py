@@ -1,7 +1,7 @@
 """A linear classifier of text as plain data: TF-IDF, optional text vectors, coefficients, logit adjustment.
 
     linear.json                      kind, labels, variant, how it was fitted, the terms of each vocabulary in the order of their columns
-    linear.safetensors               coefficients, inverse document frequencies
+    linear.safetensors               coefficients, weights of the terms
     words.json, words.safetensors    only with text vectors (word_vectors.py)
 
 Prediction needs NumPy and SciPy, not torch.
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,7 +24,7 @@ from cramlm.linear.features import PARTS, TextMatrices, Tfidf, Vocabulary
 from cramlm.linear.files import MODEL_FILE, NAIVE_BAYES, REBUILD, WEIGHTS_FILE, BayesSetting, Setting, read_file, read_setting
 from cramlm.linear.solvers import SOLVERS, Coefficients
 from cramlm.linear.word_vectors import WordVectors
-from cramlm.records import Diacritics, FloatArray, LinearName, TaskKind
+from cramlm.records import BoolArray, Diacritics, FloatArray, LinearName, TaskKind
 from cramlm.text.characters import remove_diacritics
 from cramlm.text.markers import Markers
 
@@ -78,6 +78,14 @@ class LinearModel:
         assert isinstance(self.setting, Setting), "naive Bayes has no text vectors"
         return beside(rows, self.vectors.of_segments(texts.texts, self.tfidf.markers), self.setting.vector_weight)
 
+    def weighted_by_labels(self, texts: TextMatrices, labels: BoolArray, weights: FloatArray) -> LinearModel:
+        """Return the model with weights of terms by the labels of these texts (features.py), for which its coefficients are to be fitted.
+
+        labels: which texts have which, (n, labels). weights: of the texts, (n,).
+        """
+        parts = tuple(part.weighted_by_labels(texts.frequencies(part), labels, weights) for part in self.tfidf.parts)
+        return replace(self, tfidf=Tfidf(self.tfidf.variant, parts))
+
     def logits(self, texts: Sequence[str]) -> FloatArray:
         """Return adjusted logits, float32 (texts, labels); for a regression the predicted numbers, (texts, 1).
 
@@ -113,7 +121,7 @@ class LinearModel:
         if (markers := self.tfidf.markers) is not None:
             description["markers"] = {"strings": markers.strings, "kinds": markers.kinds}
         tensors = {"weights": self.coefficients.weights, "bias": self.coefficients.bias, "adjustment": self.adjustment}
-        tensors |= {f"idf.{part.kind}": part.idf for part in self.tfidf.parts}
+        tensors |= {f"idf.{part.kind}": part.weights for part in self.tfidf.parts}
         if self.vectors is not None:
             self.vectors.save(folder)
         contiguous = {name: np.ascontiguousarray(values, dtype=np.float32) for name, values in tensors.items()}

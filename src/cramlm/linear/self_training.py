@@ -31,8 +31,8 @@ from cramlm.linear.fit import (
     in_features_of,
     sample_texts,
 )
-from cramlm.linear.model import LinearModel
-from cramlm.linear.solvers import SOLVERS, on_one_blas_thread
+from cramlm.linear.model import LinearModel, beside
+from cramlm.linear.solvers import SOLVERS, Coordinates, inner_products, on_one_blas_thread
 from cramlm.linear.teacher import Teacher, align_distribution, label_counts
 from cramlm.records import Emit, Event, FloatArray, IntArray, Task, silent
 
@@ -123,7 +123,7 @@ class _SelfTraining:
         self._solver, self._before = SOLVERS[task.kind], fit.model.setting
         self._setting = replace(self._before, unlabelled_weight=UNLABELLED_WEIGHT)
         self._targets = self._solver.targets(learned)
-        self._rows, self._span = in_features_of(fit.model, learned, seed=space.seed)
+        self._features, self._rows, self._span = in_features_of(fit.model, learned, seed=space.seed, weights=weights)
         # Folds are of all training texts; of too many characters a sample is fitted.
         all_kept = len(self._rows.kept) == len(learned.train)
         self._folds = decisive_folds(task) if len(fit.held_out.rows) and all_kept else []
@@ -171,15 +171,25 @@ class _SelfTraining:
 
         The model before self-training, fitted without the fold, labels the unlabelled texts; the other linear models learned from the fold.
         """
-        rows, count, outputs = self._span.coordinates.rows, len(self._task.with_label_texts.train), len(self._task.labels)
+        count, outputs, texts = len(self._task.with_label_texts.train), len(self._task.labels), len(self._targets)
         options: dict[str, Any] = {"outputs": outputs, "seed": self._space.seed}
-        inside, unlabelled = np.zeros(len(rows), dtype=np.bool_), np.arange(len(rows)) >= count
+        inside, unlabelled = np.zeros(texts, dtype=np.bool_), np.arange(texts) >= count
         inside[fold] = True
-        label = fold_predictor(self._solver, rows, self._targets, inside | unlabelled, self._before, **options)
+        rows = self._without(fold, self._targets, (~unlabelled).astype(np.float32))
+        labelled = Coordinates.of(inner_products(rows[:count], rows[:count]))
+        of_all = np.concatenate([labelled.rows, labelled.transform(inner_products(rows[count:], rows[:count]))])
+        label = fold_predictor(self._solver, of_all, self._targets, inside | unlabelled, self._before, **options)
         logits = label(self._before.c)[len(fold) :] + self._model.adjustment
         labels, weights = _labels_with_weights(KINDS[self._task.kind].outputs(logits), self._task)
         targets = np.concatenate([self._targets[:count], labels])
-        return fold_predictor(self._solver, rows, targets, inside, self._setting, weights=weights, **options)
+        rows = self._without(fold, targets, weights)
+        in_coordinates = Coordinates.of(inner_products(rows, rows)).rows
+        return fold_predictor(self._solver, in_coordinates, targets, inside, self._setting, weights=weights, **options)
+
+    def _without(self, fold: IntArray, targets: IntArray, weights: FloatArray) -> Any:
+        """Return the matrix of all texts, CSR (n, features), whose weights of terms do not depend on the labels of a fold."""
+        rows = self._features.without(self._rows.tfidf.variant, fold, targets, weights)
+        return rows if self._rows.vectors is None else beside(rows, self._rows.vectors[0], self._setting.vector_weight)
 
 
 def with_unlabelled(task: Task, teacher: Teacher, *, seed: int) -> tuple[Task, FloatArray]:

@@ -94,6 +94,9 @@ class Solver(Protocol):
         """Return the stratum of each row, (n,): samples keep the proportions of the strata."""
         return np.zeros(len(targets), dtype=np.int64)
 
+    def labels(self, targets: Any, *, outputs: int) -> BoolArray | None:
+        """Return which rows have which label, (n, outputs); None if targets are numbers."""
+
     def schemes(self, targets: Any) -> tuple[tuple[Scheme, ClassWeights], ...]:
         """Return the candidates: schemes and class weights, in order."""
 
@@ -127,6 +130,10 @@ class ClassificationSolver(Solver):
     def strata(self, targets: Any) -> IntArray:
         strata: IntArray = targets
         return strata
+
+    def labels(self, targets: Any, *, outputs: int) -> BoolArray | None:
+        labels: BoolArray = targets[:, None] == np.arange(outputs)
+        return labels
 
     def schemes(self, targets: Any) -> tuple[tuple[Scheme, ClassWeights], ...]:
         sizes = Counter(targets.tolist()).values()
@@ -193,6 +200,10 @@ class MultiLabelSolver(Solver):
     def targets(self, task: Task) -> Any:
         return RULES["multi-label"].targets([str(example.label) for example in task.train], task.labels, task.scale)[1]
 
+    def labels(self, targets: Any, *, outputs: int) -> BoolArray | None:
+        labels: BoolArray = targets > 0
+        return labels
+
     def schemes(self, targets: Any) -> tuple[tuple[Scheme, ClassWeights], ...]:
         return (("one-vs-rest", "balanced"), ("one-vs-rest", "uniform"))  # with uniform weights rare labels are hardly ever predicted
 
@@ -225,6 +236,9 @@ class MultiLabelSolver(Solver):
 class RegressionSolver(Solver):
     def targets(self, task: Task) -> Any:
         return np.array([float(str(example.label)) for example in task.train])
+
+    def labels(self, targets: Any, *, outputs: int) -> BoolArray | None:
+        return None
 
     def schemes(self, targets: Any) -> tuple[tuple[Scheme, ClassWeights], ...]:
         return (("ridge", "uniform"),)

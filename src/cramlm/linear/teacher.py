@@ -25,7 +25,7 @@ from cramlm.evaluation.kinds import KINDS
 from cramlm.io.threads import LastProgress, Workers
 from cramlm.linear.cross_validation import FOLDS, fold_predictor, folds
 from cramlm.linear.files import Setting
-from cramlm.linear.fit import FEW_TEXTS, in_coordinates
+from cramlm.linear.fit import FEW_TEXTS, MAX_KEPT_VALUES, in_coordinates
 from cramlm.linear.model import LinearModel
 from cramlm.linear.solvers import SOLVERS, Coordinates, inner_products, on_one_blas_thread, worthwhile_threads
 from cramlm.records import BoolArray, Emit, Event, FloatArray, IntArray, Scale, Task, TaskKind, silent
@@ -124,9 +124,8 @@ def _out_of_fold(model: LinearModel, task: Task, *, seed: int, threads: int, emi
     solver, outputs = SOLVERS[model.kind], KINDS[model.kind].outputs
     learned = task.with_label_texts
     texts, targets = [example.divided_text for example in learned.train], solver.targets(learned)
-    rows: Any = model.features(texts)
-    if len(texts) <= FEW_TEXTS or in_coordinates(setting, len(texts), len(task.labels)):
-        rows = Coordinates.of(inner_products(rows, rows)).rows
+    counted, labels = model.prepare(texts), solver.labels(targets, outputs=len(task.labels))
+    dense = len(texts) <= FEW_TEXTS or in_coordinates(setting, len(texts), len(task.labels))
     count = len(task.train)
     fold = np.full(len(texts), -1)
     fold[:count] = folds(texts[:count], solver.strata(targets[:count]), seed)
@@ -137,10 +136,17 @@ def _out_of_fold(model: LinearModel, task: Task, *, seed: int, threads: int, emi
         predictable = solver.predictable(targets[~inside], targets[inside], outputs=len(task.labels))
         if not predictable.any():
             return
+        without = model if labels is None else model.weighted_by_labels(counted, labels, (~inside).astype(np.float32))
+        rows = without.features(counted)
+        if dense:
+            products = inner_products(rows, rows[~inside])
+            rows = Coordinates.of(products[~inside]).transform(products)
         predict = fold_predictor(solver, rows, targets, inside, setting, outputs=len(task.labels), seed=seed)
         held_out[inside] = np.where(predictable, outputs(predict(setting.c) + model.adjustment), np.nan)
 
-    with Workers(worthwhile_threads(threads, texts=len(texts), labels=len(task.labels)), waiting=emit.repeat) as workers:
+    large = len(texts) ** 2 > MAX_KEPT_VALUES
+    threads = 1 if large else worthwhile_threads(threads, texts=len(texts), labels=len(task.labels))
+    with Workers(threads, waiting=emit.repeat) as workers:
         for done, wait in enumerate([workers.start(functools.partial(predict_fold, number)) for number in range(FOLDS)]):
             emit(Event("progress", "teacher", "training texts", done=done, total=FOLDS, unit="folds"))
             wait()

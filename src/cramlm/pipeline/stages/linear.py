@@ -60,7 +60,7 @@ FIT_FACTS: Final = (
 """Fields of fit.json that scores.json repeats, if the model has them."""
 MANY_WITH_OTHER_DIACRITICS: Final = 0.05
 """A larger share of the words of the training texts that the raw text has with other diacritics only gives a warning."""
-_VERSION: Final = 12  # of all linear models; their format is in the key as well
+_VERSION: Final = 13  # of all linear models; their format is in the key as well
 
 
 def embedding(run: RunContext, text: EncodedTexts, words: Artifact | None) -> Artifact:
