@@ -114,7 +114,7 @@ def test_the_encoder_learns_from_the_linear_models_predictions_for_held_out_trai
         assert np.corrcoef(soft[:, 0], gold)[0, 1] > 0.7
     steps = [event for event in read_jsonl(folder / "run/events.jsonl") if event["kind"] == "step"]
     assert {"classify_task", "distil_task"} <= set(steps[-1]["data"])
-    described = {"multi-label": "logistic regression on TF-IDF", "regression": "ridge regression on TF-IDF"}[kind]
+    described = {"multi-label": "logistic regression on weighted n-grams", "regression": "ridge regression on weighted n-grams"}[kind]
     assert f"Linear teacher: {described}" in (folder / "run/export/README.md").read_text("utf-8")
 
 

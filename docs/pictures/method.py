@@ -21,7 +21,7 @@ BOXES = (  # kind, left, top, width, height, name, lines below it
     ("data", 10, 14, 180, 90, "labelled texts", ("dev and test apart",)),
     ("data", 10, 226, 180, 90, "raw text", ("as much as there is",)),
     ("data", 258, 226, 204, 90, "retrieved text", ("the best passages,", "held-out text dropped")),
-    ("work", 247, 14, 226, 90, "linear models", ("TF-IDF, naive Bayes,", "word vectors of raw text")),
+    ("work", 247, 14, 226, 90, "linear models", ("n-grams, naive Bayes,", "word vectors of raw text")),
     ("work", 530, 226, 260, 90, "encoder, from scratch", ("1. on both kinds of text", "2. on the labels alone")),
     ("model", 530, 14, 260, 90, "your model", ("combines both, in a", "Hugging Face folder")),
 )

@@ -27,8 +27,8 @@ TaskKind: TypeAlias = Literal["classification", "multi-label", "regression"]
 """The target of a text: one label; any number of labels, or none; a number."""
 LinearName: TypeAlias = Literal["tfidf", "bayes", "static"]
 LINEAR_NAMES: Final[tuple[LinearName, ...]] = get_args(LinearName)
-"""The linear models of a run, cheapest first: logistic regression on TF-IDF; naive Bayes on labelled and retrieved texts; logistic
-regression on TF-IDF and text vectors.
+"""The linear models of a run, cheapest first: logistic regression on n-grams; naive Bayes on labelled and retrieved texts; logistic
+regression on n-grams and text vectors.
 """
 COMBINED: Final = "combined"
 """The name of the combination among the models of a run (evaluation/combination.py)."""

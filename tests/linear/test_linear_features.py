@@ -1,4 +1,4 @@
-"""TF-IDF matrices, compared with those of scikit-learn's TfidfVectorizer."""
+"""Weighted matrices of terms, compared with those of scikit-learn's TfidfVectorizer where the weights are idf."""
 
 from __future__ import annotations
 

@@ -192,7 +192,7 @@ def test_the_page_of_a_linear_recipe_has_no_phases(linear_runs: Path, name: str)
     scores = json.loads((linear_runs / name / "evaluation/scores.json").read_bytes())
     assert f"{json.loads((linear_runs / name / 'export/provenance.json').read_bytes())['parameters']:,} parameters" in page.words
     assert "no training text occurs with different labels" in page.words
-    for phrase in (scores["verdict"], f"{name} (this run)", "How the linear models were fitted", "linear: TF-IDF"):
+    for phrase in (scores["verdict"], f"{name} (this run)", "How the linear models were fitted", "linear: n-grams"):
         assert phrase in page.words
     assert "phase" not in page.words.lower().replace("phases (blank)", "").partition("all settings")[0]
     assert "not finished" not in page.words

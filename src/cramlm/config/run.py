@@ -288,8 +288,8 @@ class RunConfig(FrozenModel):
     head: HeadConfig = HeadConfig()
     model: Literal["encoder", "static", "bayes", "tfidf"] = Field(
         "encoder",
-        description="model to train and export. encoder: trained by the phases; static: logistic regression on TF-IDF and word vectors; "
-        "tfidf: on TF-IDF only; bayes: naive Bayes on labelled and retrieved texts. Linear models have no phases",
+        description="model to train and export. encoder: trained by the phases; static: logistic regression on n-grams and word vectors; "
+        "tfidf: on n-grams only; bayes: naive Bayes on labelled and retrieved texts. Linear models have no phases",
     )
     phases: tuple[PhaseConfig, ...] = ()
     baseline: BaselineConfig = BaselineConfig()

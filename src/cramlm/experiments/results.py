@@ -508,8 +508,8 @@ def _legend(columns: Sequence[str], first: str, kind: TaskKind, *, linear: bool,
     words = [f"{scores}, mean ± standard deviation over seeds."]
     if linear:
         words.append(
-            "Rows tfidf, bayes and static without FLOPs are linear models fitted on the same data as the arms: TF-IDF alone, naive Bayes "
-            "on labelled and retrieved texts, and TF-IDF with averaged word vectors of the corpus. Their settings are chosen on "
+            "Rows tfidf, bayes and static without FLOPs are linear models fitted on the same data as the arms: n-grams alone, naive Bayes "
+            "on labelled and retrieved texts, and n-grams with averaged word vectors of the corpus. Their settings are chosen on "
             "dev; their minutes are those of the fit."
         )
     if combined:

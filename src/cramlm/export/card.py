@@ -39,9 +39,9 @@ _SCHEMES: Final = {
     NAIVE_BAYES: "naive Bayes",
 }
 _LINEAR: Final = {
-    "tfidf": "logistic regression on TF-IDF",
+    "tfidf": "logistic regression on weighted n-grams",
     "bayes": "naive Bayes on labelled and raw text",
-    "static": "logistic regression on TF-IDF and averaged word vectors of the corpus",
+    "static": "logistic regression on weighted n-grams and averaged word vectors of the corpus",
 }
 _HUB_METRICS: Final = {
     "accuracy": "accuracy",
@@ -323,9 +323,9 @@ def _scores(provenance: Mapping[str, Any]) -> dict[str, Any] | None:
             cells.insert(1, format_metric(choice, cross_fitted[name]) if name in cross_fitted else "–")
         rows.append((name, cells))
     features = (
-        ("tfidf", "TF-IDF"),
+        ("tfidf", "weighted n-grams"),
         ("bayes", "TF-IDF of these and of retrieved texts"),
-        ("static", "TF-IDF and averaged word vectors of the corpus"),
+        ("static", "weighted n-grams and averaged word vectors of the corpus"),
     )
     split, measured = _measured(provenance)
     return {

@@ -1,1 +1,1 @@
-"""Linear models of text: logistic regression on TF-IDF and co-occurrence vectors, naive Bayes; baselines and the teacher."""
+"""Linear models of text: logistic regression on n-grams and text vectors, naive Bayes; baselines and the teacher."""

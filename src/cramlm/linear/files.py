@@ -29,9 +29,9 @@ NAIVE_BAYES: Final = "naive-bayes"
 class Setting:
     """The settings of a regression (linear/solvers.py).
 
-    c: inverse L2 regularization. class_weights: balanced gives each label the same total weight. vector_weight: length
-    of the text vector beside a TF-IDF row of length 1; 0 without text vectors. unlabelled_weight: weight of all unlabelled texts together,
-    as a multiple of the number of labelled ones; 0 without self-training (linear/self_training.py).
+    c: inverse L2 regularization. class_weights: balanced gives each label the same total weight. vector_weight: length of the text vector
+    beside a row of n-grams of length 1; 0 without text vectors. unlabelled_weight: weight of all unlabelled texts together, as a multiple
+    of the number of labelled ones; 0 without self-training (linear/self_training.py).
     """
 
     scheme: Scheme

@@ -1,6 +1,6 @@
-"""Fit linear models of a task and choose among them on dev: TF-IDF alone (the baseline), or with text vectors beside it (`static`).
+"""Fit linear models of a task and choose among them on dev: n-grams alone (the baseline), or with text vectors beside it (`static`).
 
-Candidates are all combinations of a TF-IDF variant, the weight of text vectors, multinomial or one-vs-rest logistic regression, uniform
+Candidates are all combinations of a variant of n-grams, the weight of text vectors, multinomial or one-vs-rest logistic regression, uniform
 or balanced class weights, C and the strength of logit adjustment; the dev score decides, on ties the earlier in this order. If dev is
 small, training texts that are predicted out of fold decide together with it (cross_validation.py). With up to `FEW_TEXTS` training texts
 every candidate is fitted on all of them. With more, every candidate is fitted on a sample of that size, and the best `FINALISTS` on all
@@ -36,7 +36,7 @@ from cramlm.records import PAIR_BOUNDARY, Emit, Event, Example, FloatArray, IntA
 from cramlm.text.markers import Markers
 
 VECTOR_WEIGHTS: Final = (0.25, 0.5, 1.0)
-"""Lengths of a text vector; the TF-IDF row beside it has length 1 (docs/log.md)."""
+"""Lengths of a text vector; the row of n-grams beside it has length 1 (docs/log.md)."""
 FEW_TEXTS: Final = 1500
 FINALISTS: Final = 3  # combinations of variant, vector weight, scheme and class weights
 MAX_MULTINOMIAL_TEXTS: Final = 12_000  # with more, sparse matrices: the coordinates would take over half a gigabyte
@@ -111,7 +111,7 @@ class LinearFit:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VariantRows:
-    """The training and dev texts under one variant of TF-IDF.
+    """The training and dev texts under one variant of n-grams.
 
     train, dev: CSR (n, terms) and (m, terms), rows of length 1. vectors: of the same texts, (n, width) and (m, width); None without text
     vectors. kept: the training texts that `train` holds. without_folds: `TaskFeatures.without` each held-out fold; empty for
@@ -137,7 +137,7 @@ class VariantRows:
         return int(self.train.nnz) + (0 if self.vectors is None else self.vectors[0].size)
 
     def train_parts(self, vector_weight: float) -> tuple[Any, ...]:
-        """The parts of the matrix of the training texts: TF-IDF, and text vectors of this length if there are any."""
+        """The parts of the matrix of the training texts: n-grams, and text vectors of this length if there are any."""
         return (self.train,) if self.vectors is None else (self.train, np.float32(vector_weight) * self.vectors[0])
 
 
@@ -283,7 +283,7 @@ def fit_linear(
 ) -> LinearFit:
     """Fit every candidate and keep the best on dev; the same arguments give the same result, with any number of threads.
 
-    vectors: text vectors beside TF-IDF. stage: the name under which events are emitted. threads: models that are fitted at a time.
+    vectors: text vectors beside n-grams. stage: the name under which events are emitted. threads: models that are fitted at a time.
     """
     assert task.dev, "candidates are chosen on dev"
     progress = LastProgress(emit)
@@ -631,13 +631,13 @@ class Span:
 class Spans:
     """`Span` of the rows of one variant for any weight of text vectors; the last one is kept.
 
-    The inner products of rows with text vectors of weight w beside them are those of the TF-IDF rows, which are computed once, and w^2
+    The inner products of rows with text vectors of weight w beside them are those of the rows of n-grams, which are computed once, and w^2
     times those of the vectors.
     """
 
     def __init__(self, rows: VariantRows) -> None:
         self.rows = rows
-        self._products: list[FloatArray] | None = None  # of the TF-IDF rows, if they are needed again
+        self._products: list[FloatArray] | None = None  # of the rows of n-grams, if they are needed again
         self._last: tuple[float, Span] | None = None
 
     def holds(self, vector_weight: float) -> bool:

@@ -1,4 +1,4 @@
-"""A linear classifier of text as plain data: TF-IDF, optional text vectors, coefficients, logit adjustment.
+"""A linear classifier of text as plain data: n-grams, optional text vectors, coefficients, logit adjustment.
 
     linear.json                      kind, labels, variant, how it was fitted, the terms of each vocabulary in the order of their columns
     linear.safetensors               coefficients, weights of the terms
@@ -168,7 +168,7 @@ class LinearModel:
 
 
 def beside(rows: Any, vectors: FloatArray, weight: float) -> Any:
-    """Return TF-IDF rows (CSR, of length 1) with text vectors (n, width) of length 1 times `weight` as further columns, CSR float32."""
+    """Return rows of n-grams (CSR, of length 1) with text vectors (n, width) of length 1 times `weight` as further columns, CSR float32."""
     return scipy.sparse.hstack([rows, scipy.sparse.csr_matrix(np.float32(weight) * vectors)], format="csr", dtype=np.float32)
 
 

@@ -1,7 +1,7 @@
 """Self-training: fit `static` once more on labelled and unlabelled texts, the latter with labels that the linear models predict.
 
 The fitted linear models together label the unlabelled texts (teacher.py). The weight of a text is the probability of its label, and the
-weights of all of them add up to `UNLABELLED_WEIGHT` times the number of labelled texts. The vocabulary of TF-IDF comes from both, so that
+weights of all of them add up to `UNLABELLED_WEIGHT` times the number of labelled texts. The vocabulary comes from both, so that
 words which no labelled text has get weights. Labels are hard: a regression that is fitted to its own probabilities stays what it is
 (Scudder 1965, "Probability of error of some adaptive pattern-recognition machines"; Lee 2013, "Pseudo-label").
 """

@@ -193,7 +193,7 @@ soft_prompt = EncoderRecipe(
 # Linear models.
 static = LinearRecipe(
     "static",
-    "logistic regression on TF-IDF and averaged word vectors of the corpus; no encoder",
+    "logistic regression on weighted n-grams and averaged word vectors of the corpus; no encoder",
     "static",
     Bm25Config(max_tokens=STATIC_TOKENS),
 )
@@ -203,7 +203,7 @@ bayes = LinearRecipe(
     "bayes",
     Bm25Config(max_tokens=STATIC_TOKENS),
 )
-tfidf = LinearRecipe("tfidf", "logistic regression on TF-IDF alone; no raw text, no encoder", "tfidf")
+tfidf = LinearRecipe("tfidf", "logistic regression on weighted n-grams alone; no raw text, no encoder", "tfidf")
 
 _ALL: tuple[Recipe, ...] = (
     *(tlm, tlm_plain, tlm_small, tlm_medium, tlm_large),

@@ -99,7 +99,7 @@ def _data_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
         budget = "none" if config.budget is None else config.budget
         yield "budget", f"{budget}; `cramlm plan` shows the steps and the cost on this machine"
     else:
-        features = "TF-IDF and averaged word vectors of the corpus" if config.model == "static" else "TF-IDF"
+        features = "n-grams and averaged word vectors of the corpus" if config.model == "static" else "n-grams"
         kind = "ridge regression" if config.task.kind == "regression" else "logistic regression"
         model = "naive Bayes, also on the retrieved text" if config.model == "bayes" else f"{kind} on {features}"
         yield "model", f"{model}; all settings are chosen on dev by {METRIC_NAMES[config.metric]}"

@@ -201,11 +201,11 @@ def _model(run: RunRecord) -> str:
             encoder = run.config.encoder
             return f"encoder: {encoder.shape}, {encoder.layers} layers of width {encoder.hidden}{shown}"
         case "static":
-            return f"linear: TF-IDF and averaged word vectors{shown}"
+            return f"linear: n-grams and averaged word vectors{shown}"
         case "bayes":
             return f"linear: naive Bayes on labelled and retrieved texts{shown}"
         case "tfidf":
-            return f"linear: TF-IDF{shown}"
+            return f"linear: n-grams{shown}"
         case other:
             assert_never(other)
 

@@ -1,4 +1,4 @@
-"""Stages of the linear models: `baseline` (TF-IDF), `bayes`, `static` (TF-IDF and averaged word vectors); embeddings of tokens.
+"""Stages of the linear models: `baseline` (n-grams), `bayes`, `static` (n-grams and averaged word vectors); embeddings of tokens.
 
 A model's stage publishes the best candidate on dev, a report (fit.json) and the dev predictions of all candidates, for the verdict.
 """
@@ -99,7 +99,7 @@ def embedding(run: RunContext, text: EncodedTexts, words: Artifact | None) -> Ar
 
 
 def fit_baseline(run: RunContext) -> Artifact:
-    """Fit a linear model on TF-IDF."""
+    """Fit a linear model on n-grams."""
 
     def write(target: Path) -> None:
         fit = fit_linear(_words_of(run), search_space(run.config), stage="baseline", threads=run.threads, emit=run.emit)
@@ -133,9 +133,9 @@ def word_vectors(run: RunContext, corpus: Corpus) -> Artifact:
 
 
 def fit_static(run: RunContext, words: Artifact, baseline: Artifact | None, bayes: Artifact | None) -> Artifact:
-    """Fit a linear model on TF-IDF and averaged word vectors of the corpus; with unlabelled texts, self-train it on them.
+    """Fit a linear model on n-grams and averaged word vectors of the corpus; with unlabelled texts, self-train it on them.
 
-    With more than `FEW_TEXTS` training texts only the baseline's variant of TF-IDF is tried, to save time. bayes: labels the unlabelled
+    With more than `FEW_TEXTS` training texts only the baseline's variant of n-grams is tried, to save time. bayes: labels the unlabelled
     texts together with the others.
     """
     others = {name: model for name, model in (("tfidf", baseline), ("bayes", bayes)) if model is not None}
