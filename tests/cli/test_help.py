@@ -158,6 +158,14 @@ def test_a_url_is_refused_where_a_path_on_this_machine_is_read_or_written(tmp_pa
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("out", ["--out=~/index", "-o=~/index", "-o~/index"])
+def test_a_tilde_that_the_shell_does_not_expand_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: str) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "corpus.txt").write_text("a ship\n", "utf-8")
+    assert printed("index", "corpus.txt", "--workers", "1", out, cwd=tmp_path).strip() == str(tmp_path / "home" / "index")
+    assert {path.name for path in tmp_path.iterdir()} == {"corpus.txt", "home"}
+
+
 def test_flags_and_options_of_several_values_may_be_repeated() -> None:
     shown = printed("config", "--set", "seed=3", "--set", "threads=1", "--corpus", "a", "--corpus", "b", "--budget", "1m")
     assert "seed = 3" in shown

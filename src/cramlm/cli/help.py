@@ -93,6 +93,7 @@ class Command(_Sections, TyperCommand):
             raise UsageError(f"unexpected argument {extra[0]!r}; {remedy} (see `{ctx.command_path} --help`)")
         if not ctx.resilient_parsing:
             refuse_urls(self.params, ctx.params)
+            ctx.params = {name: expand_home(value) for name, value in ctx.params.items()}
         return extra
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
@@ -118,7 +119,7 @@ class Group(_Sections, TyperGroup):
 
 
 def replace_old_spellings(arguments: Sequence[str], names: set[str]) -> list[str]:
-    """Return the arguments with the current names of options; print a line to stderr for each old one.
+    """Return the arguments with the current names of options, short ones without `=`; print a line to stderr for each old one.
 
     names: the options of the command; an old spelling that it still has, or whose successor it lacks, stays as it is.
     """
@@ -128,6 +129,8 @@ def replace_old_spellings(arguments: Sequence[str], names: set[str]) -> list[str
             break
         old, equals, value = argument.partition("=")
         new = RENAMED_OPTIONS.get(old)
+        if len(old) == 2 and old in names and value:
+            replaced[position] = f"{old}{value}"  # -o=DIR means -oDIR, not a folder =DIR
         if new in names and old not in names:
             replaced[position] = f"{new}{equals}{value}"
             print(f"cramlm: {old} is now {new}; the next version does not accept {old}", file=sys.stderr)
@@ -157,7 +160,7 @@ def refuse_empty(arguments: Sequence[str], *, texts: bool) -> None:
     for before, argument in itertools.pairwise(["", *arguments]):
         if argument == "":
             option = before if before.startswith("-") else ""
-        elif argument.startswith("--") and argument.partition("=")[1:] == ("=", ""):
+        elif argument.startswith("-") and argument.partition("=")[1:] == ("=", ""):
             option = argument.removesuffix("=")
         else:
             continue
@@ -187,6 +190,15 @@ def refuse_urls(parameters: Sequence[Any], values: Mapping[str, Any]) -> None:
         for path in value if isinstance(value, list | tuple) else [value]:
             if isinstance(path, Path):
                 refuse_url(path, argument_name(parameter) if parameter.param_type_name == "argument" else max(parameter.opts, key=len))
+
+
+def expand_home(value: Any) -> Any:
+    """Return a path, or a list of paths, with `~` replaced by the home folder, as the shell does except in `--out=~/run`."""
+    from cramlm.io.paths import at_home
+
+    if isinstance(value, list):
+        return [expand_home(each) for each in value]
+    return at_home(value) if isinstance(value, Path) else value
 
 
 def split_help(text: str | None) -> tuple[str, list[str]]:
