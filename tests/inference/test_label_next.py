@@ -68,7 +68,7 @@ def test_fewer_texts_than_wanted_are_all_chosen(finished: Path) -> None:
     texts = unlabelled(5)
     assert len(label_next(predictor, [*texts, *texts], 50).chosen) == 5
     assert label_next(predictor, [*texts, *texts], 50).repeated == 5
-    with pytest.raises(UsageError, match="all 5 texts are labelled already"):
+    with pytest.raises(UsageError, match="examples: all 5 texts are labelled already"):
         label_next(predictor, texts, 3, labelled=texts)
     with pytest.raises(UsageError, match="at least 1"):
         label_next(predictor, texts, 0)
@@ -97,7 +97,8 @@ def test_a_copied_model_says_that_it_does_not_know_its_training_texts(finished: 
     file = tmp_path / "new.txt"
     file.write_text("\n".join(each.text for each in unlabelled(12)) + "\n", "utf-8")
     assert "not in a run" in succeed("label-next", copied, file, "-n", "3").stderr
-    assert "labelled already" in error_line(cramlm("label-next", copied, file, "-n", "3", "--labelled", file), 2)
+    message = error_line(cramlm("label-next", copied, file, "-n", "3", "--labelled", file), 2)
+    assert message == f"{file}: all 12 texts are labelled already; pass others"
     provenance = copied / "provenance.json"
     provenance.write_text(provenance.read_text("utf-8").replace('"label_column": "label"', '"label_column": "predicted"'), "utf-8")
     assert "two columns of the output would be named 'predicted'" in error_line(cramlm("label-next", copied, file), 2)

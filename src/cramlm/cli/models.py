@@ -447,7 +447,7 @@ def label_next(
         raise UsageError(
             f"{out}: for several labels an empty cell means no label, so that a row left empty is not found; pass -o FILE.jsonl"
         )
-    choice = choose(predictor, examples, count, labelled=labelled_rows, seed=seed)
+    choice = choose(predictor, examples, count, labelled=labelled_rows, seed=seed, origin=file)
     unknown = "; the model is not in a run, so texts that it was trained on are not recognized (--labelled)" if not labelled_rows else ""
     message = (
         f"{len(choice.chosen):,} of {len(examples):,} texts; left out: {choice.labelled:,} labelled already, {choice.repeated:,} repeated"

@@ -55,11 +55,17 @@ class NextTexts:
 
 
 def label_next(
-    predictor: BasePredictor, examples: Sequence[Example], count: int, *, labelled: Iterable[Example] = (), seed: int = 0
+    predictor: BasePredictor,
+    examples: Sequence[Example],
+    count: int,
+    *,
+    labelled: Iterable[Example] = (),
+    seed: int = 0,
+    origin: str = "examples",
 ) -> NextTexts:
     """Choose `count` texts, or all if there are fewer; equal arguments give equal texts.
 
-    labelled: texts that are never chosen.
+    labelled: texts that are never chosen. origin: what the examples are named in errors.
 
     Raises:
         UsageError: if `count` is below 1, no text is left, or the model predicts numbers or has nothing to compare texts by.
@@ -74,7 +80,7 @@ def label_next(
     first = {keys[number]: number for number in reversed(unlabelled)}  # of equal texts
     kept = [examples[number] for number in sorted(first.values())]
     if not kept:
-        raise UsageError(f"all {len(examples):,} texts are labelled already; pass a file with others")
+        raise UsageError(f"{origin}: all {len(examples):,} texts are labelled already; pass others")
     texts, pairs = _columns(kept)
     outputs = predictor.outputs(texts, pairs)
     uncertain = margins(outputs, several=predictor.kind == "multi-label")
