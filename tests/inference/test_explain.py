@@ -11,13 +11,15 @@ import numpy as np
 import pytest
 
 from commands import printed
+from cramlm.cli.console import show_explanation
 from cramlm.errors import ArtifactError, CramError, UsageError
 from cramlm.inference.base import BasePredictor, WordSpans, word_spans
-from cramlm.inference.explain import explain, explain_at, log_odds, nearest_passages
+from cramlm.inference.explain import ExplainedWord, Explanation, explain, explain_at, log_odds, nearest_passages
 from cramlm.inference.folders import held_out, model_of, run_of
 from cramlm.inference.predictor import Predictor
 from cramlm.model.tokenizer import Tokenizer
 from cramlm.records import FloatArray, IntArray
+from cramlm.retrieval.index import ExplainedHit
 from cramlm.retrieval.selection import SelectionTable
 from tiny_task import TOPICS
 
@@ -42,6 +44,16 @@ def test_word_spans_ignore_normalisation(text: str, words: list[str], tokenizer:
     spans, of_pair = word_spans(tokenizer.content, text, max_length=64)
     assert of_pair == []
     assert [text[start:stop].strip("\u200e\u00ad") for start, stop in spans] == words
+
+
+def test_long_labels_ids_and_terms_are_shortened(predictor: Predictor, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UsageError, match="choose one of") as refused:
+        explain(predictor, TEXT, label="x" * 5000)
+    assert len(str(refused.value)) < 600
+    word = ExplainedWord(0, 4, "word", 1.0)
+    hit = ExplainedHit(0, 2.0, 0, "i" * 5000, "source", "a passage", (("t" * 5000, 2.0),))
+    show_explanation(Explanation("word", "l" * 5000, 0.5, 4, (word,), (hit,)).as_dict())
+    assert len(capsys.readouterr().out) < 1500
 
 
 def test_a_contribution_is_a_difference_of_log_odds(predictor: Predictor) -> None:

@@ -298,7 +298,7 @@ def show_explanation(explanation: Mapping[str, Any]) -> None:
     console = Console()
     is_number = explanation["value"] is not None
     figure = f"{explanation['value']:.6g}" if is_number else f"{100 * explanation['probability']:.1f} %"
-    console.print(Text.assemble((printable(explanation["label"]), "bold"), f"  {figure}"))
+    console.print(Text.assemble((beginning(explanation["label"], 60), "bold"), f"  {figure}"))
     strongest = max((abs(word["contribution"]) for word in words), default=0.0)
     for field, read in (("text", "read"), ("text_pair", "read_pair"))[: 1 + is_pair]:
         text, of_field = explanation[field], [word for word in words if word["field"] == field]
@@ -312,7 +312,9 @@ def show_explanation(explanation: Mapping[str, Any]) -> None:
     show_table("largest contributions", ("word", *["in"] * is_pair, unit), rows)
     for passage in explanation["passages"]:
         terms = ", ".join(term for term, _ in passage["terms"][:8])
-        console.print(Text.assemble((f"{passage['score']:8.2f} ", "bold"), f"{printable(passage['id'])}  ", (printable(terms), "cyan")))
+        console.print(
+            Text.assemble((f"{passage['score']:8.2f} ", "bold"), f"{beginning(passage['id'], 60)}  ", (beginning(terms, 300), "cyan"))
+        )
         console.print(Text(beginning(passage["text"], 300)))
 
 

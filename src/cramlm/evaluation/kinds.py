@@ -322,9 +322,13 @@ def check_labels(kind: TaskKind, labels: Sequence[str], examples: Sequence[Examp
     for example in examples:
         unknown = [] if example.label is None else [name for name in RULES[kind].names(example.label) if name not in labels]
         if unknown:
-            shown = ", ".join(brief(name, 30) for name in labels[:10]) + (", …" if len(labels) > 10 else "")
-            what = f"label {brief(unknown[0])} is none of the model's ({shown}){spelled_otherwise(unknown[0], labels)}"
+            what = f"label {brief(unknown[0])} is none of the model's ({brief_labels(labels)}){spelled_otherwise(unknown[0], labels)}"
             raise DataError(f"{origin}:{example.id}: {what}; drop the row, or {remedy}")
+
+
+def brief_labels(labels: Sequence[str]) -> str:
+    """Return the first labels for a one-line message, each shortened."""
+    return ", ".join(brief(name, 30) for name in labels[:10]) + (", …" if len(labels) > 10 else "")
 
 
 def main_metric(kind: TaskKind) -> str:

@@ -29,6 +29,7 @@ import numpy as np
 
 from cramlm.config.run import CorpusConfig
 from cramlm.errors import EnvironmentFault, UsageError, brief
+from cramlm.evaluation.kinds import brief_labels
 from cramlm.inference.base import BasePredictor
 from cramlm.inference.folders import model_of, run_of
 from cramlm.inference.linear import ModelPart
@@ -109,7 +110,7 @@ def explain(
         raise UsageError(f"the model to explain is {brief(predictor)}, not loaded; pass cramlm.Predictor.load(FOLDER)")
     _check_pair(predictor, text_pair)
     if label is not None and label not in predictor.labels:
-        raise UsageError(f"label {label!r} is none of the model's; choose one of {', '.join(map(repr, predictor.labels))}")
+        raise UsageError(f"label {brief(label)} is none of the model's; choose one of {brief_labels(predictor.labels)}")
     fields = {"text": text} if text_pair is None else {"text": text, "text_pair": text_pair}
     for name, value in fields.items():
         if not isinstance(value, str) or not value.strip():
