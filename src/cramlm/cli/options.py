@@ -173,7 +173,7 @@ def complete_recipe(incomplete: str) -> list[str]:
 
 
 def checked(build: Callable[[], Any]) -> Any:
-    """Return `build()`; raise UsageError instead of pydantic's ValidationError."""
+    """Return `build()`, which validates options; raise UsageError instead of pydantic's ValidationError."""
     from pydantic import ValidationError
 
     from cramlm.config.run import explain_validation_error
@@ -181,7 +181,7 @@ def checked(build: Callable[[], Any]) -> Any:
     try:
         return build()
     except ValidationError as error:
-        raise UsageError(explain_validation_error(error)) from error
+        raise UsageError(f"command line: {explain_validation_error(error)}") from error
 
 
 def abstain_threshold(confidence: Confidence, below: float | None, at_accuracy: float | None) -> float:
