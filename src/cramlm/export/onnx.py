@@ -45,7 +45,7 @@ from cramlm.model.heads import BertClassifier, Classifier, ModernBertClassifier
 from cramlm.model.huggingface.folder import LoadedModel, load_classifier
 from cramlm.model.model import Model
 from cramlm.records import Emit, Event, Example, FloatArray, silent
-from cramlm.storage.artifacts import Artifact, hash_file, hash_json, refuse_foreign, stage
+from cramlm.storage.artifacts import Artifact, hash_file, hash_json, refuse_foreign, stage, write_json
 
 KIND = "onnx"
 CODE_FORMAT = 5  # raise it when the same model would give another folder
@@ -114,7 +114,7 @@ def export_onnx(
             settings["weights"] = "int8"
             settings["int8"], of_int8 = _effect_of_int8(_read_back(temporary, settings, probes), expected, loaded)
             message = f"{of_int8} (fp32: {message})"
-        (temporary / SETTINGS_FILE).write_text(json.dumps(settings, indent=1, ensure_ascii=False, allow_nan=False) + "\n", "utf-8")
+        write_json(temporary / SETTINGS_FILE, settings)
         emit(Event("done", KIND, f"{target}: {size((temporary / GRAPH_FILE).stat().st_size)}, {message}"))
 
     refuse_foreign(target, kind=KIND)

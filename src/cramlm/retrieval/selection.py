@@ -46,7 +46,7 @@ from cramlm.retrieval.ranking import (
 from cramlm.retrieval.retrievers import RetrievalContext, build_retriever, check_bounded
 from cramlm.retrieval.statistics import compare_with_corpus
 from cramlm.storage.arrays import check_column, column_numbers, number_column, open_table, save_table, string_column
-from cramlm.storage.artifacts import Artifact, hash_json, open_artifact, stage
+from cramlm.storage.artifacts import Artifact, hash_json, open_artifact, stage, write_json
 
 KIND: Final = STAGE
 SELECTION_FILE: Final = "selection.arrow"
@@ -350,7 +350,7 @@ class _Writer:
                 }
                 for number, (kind, member) in enumerate(zip(self._kinds, proposal.members, strict=True))
             ]
-        (self._folder / "report.json").write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", "utf-8")
+        write_json(self._folder / "report.json", report)
         return report
 
     def _emit_summary(self, report: dict[str, Any]) -> None:

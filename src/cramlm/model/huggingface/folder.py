@@ -46,6 +46,7 @@ from cramlm.model.huggingface.weights import current_name, tensor_names
 from cramlm.model.model import Model, ModelSpec, empty_model, initialise_all
 from cramlm.model.prompts import PROMPT_FILE, VECTORS_FILE, head_of, prompt_json, read_prompt
 from cramlm.model.tokenizer import SPECIAL_ROLES, TOKENIZER_FILE, Tokenizer
+from cramlm.storage.artifacts import write_json
 from cramlm.storage.locks import environment_faults, raise_if_refused
 from cramlm.storage.tensors import save_tensors
 
@@ -83,9 +84,8 @@ def save_prompted(model: Model, tokenizer: Tokenizer, folder: Path, *, labels: S
     """Write a model with a prompt: the files of `save_mlm`, the prompt, and its learned vectors, if any."""
     assert model.prompt_head is not None
     _save(model, tokenizer, folder, task="mlm", labels=(), max_length=max_length)
-    content = json.dumps(prompt_json(model.prompt_head.prompt, labels), indent=1, ensure_ascii=False) + "\n"
     with environment_faults(folder):
-        (folder / PROMPT_FILE).write_text(content, "utf-8")
+        write_json(folder / PROMPT_FILE, prompt_json(model.prompt_head.prompt, labels))
         if model.prompt_head.vectors is not None:
             save_tensors(folder / VECTORS_FILE, {"vectors": model.prompt_head.vectors.detach().to("cpu", torch.float32).clone()})
 
