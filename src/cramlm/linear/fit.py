@@ -295,59 +295,48 @@ def fit_linear(
 
 def _fit_linear(task: Task, space: SearchSpace, stage: str, vectors: CorpusVectors | None, workers: Workers, emit: Emit) -> LinearFit:
     began = time.perf_counter()
-    learned = task.with_label_texts
-    markers = markers_of(task)
+    learned, markers = task.with_label_texts, markers_of(task)
     features, grid = TaskFeatures(learned, vectors, seed=space.seed, markers=markers), sorted(space.c)
     variants = [variant for variant in space.variants if variant != "marked" or markers is not None]
-    total = len(variants)
-    progress: dict[str, Any] = {"total": total, "unit": "variants"}
-    emit(Event("start", stage, **progress))
-
-    def emit_finalist(finalist: Candidate[Setting]) -> None:
-        emit(Event("progress", stage, f"{finalist.variant}, {finalist.setting.scheme}", done=total, **progress))
-
     few = len(learned.train) <= FEW_TEXTS
     all_kept = few and all(len(features.kept(variant)) == len(learned.train) for variant in variants)
     folds = decisive_folds(task) if all_kept else []
     search = _Search(task, space, workers, folds)
+    screened = search.screened(grid)
+    progress: dict[str, Any] = {"total": len(variants), "unit": "variants"}
+    emit(Event("start", stage, **progress))
+
+    def emit_finalist(finalist: Candidate[Setting]) -> None:
+        emit(Event("progress", stage, f"{finalist.variant}, {finalist.setting.scheme}", done=len(variants), **progress))
+
+    # Every combination on a few texts, with the screened values of C.
     rows: dict[Variant, VariantRows] = {}
-    searched: dict[Variant, VariantRows] = {}
-    products = min(len(learned.train), FEW_TEXTS) ** 2 * len(task.labels)
-    most = MAX_FOLD_PRODUCTS // (1 + len(folds)) if folds else MAX_FIT_PRODUCTS
-    screened = grid if products <= most else _middle(grid, SCREENED)
+    few_rows: dict[Variant, VariantRows] = {}
     for done, variant in enumerate(variants):
         emit(Event("progress", stage, variant, done=done, **progress))
         rows[variant] = tried = features.rows(variant, folds)
-        searched[variant] = tried if few else features.sample(tried, FEW_TEXTS)
+        few_rows[variant] = tried if few else features.sample(tried, FEW_TEXTS)
         search.collect()
-        search.start_all(searched[variant], features.vector_weights, screened)
+        search.start_all(few_rows[variant], features.vector_weights, screened)
         if len(tried.kept) < len(learned.train):
             shown = f"{len(tried.kept):,} of {len(learned.train):,} training texts, the same share of each label, to save time"
             emit(Event("warning", stage, f"{variant}: fitted on {shown}"))
     search.collect()
-    if screened != grid:
-        for finalist in search.best_schemes(FINALISTS, searched):
+    if screened != grid:  # the best ones with the other values
+        for finalist in search.best_schemes(FINALISTS, few_rows):
             emit_finalist(finalist)
-            search.start(searched[finalist.variant], finalist.setting, [c for c in grid if c not in screened])
+            search.start(few_rows[finalist.variant], finalist.setting, [c for c in grid if c not in screened])
         search.collect()
-    if not few:
+    if not few:  # the best ones on all texts, with growing C
         finalists = search.best_schemes(FINALISTS if screened == grid else 1, rows)
         search = _Search(task, space, workers, held_out=[])
         for finalist in finalists:
             emit_finalist(finalist)
-            search.start_growing(rows[finalist.variant], finalist.setting, [c for c in grid if c >= finalist.setting.c])
+            search.start(rows[finalist.variant], finalist.setting, [c for c in grid if c >= finalist.setting.c], growing=True)
         search.collect()
-    rows_of_best, coefficients, held_out = search.best
-    dev = search.dev
-    best = dev.best
-    tfidf = rows_of_best.tfidf
-    used = None if vectors is None else vectors.between(tfidf.markers)
-    model = LinearModel(task.kind, task.labels, tfidf, used, coefficients, best.setting, dev.adjustment(best), best.tau)
-    emit(Event("done", stage, dev.message(best), done=total, data={"score": best.score}, **progress))
-    texts, seconds = int((rows_of_best.kept < len(task.train)).sum()), time.perf_counter() - began  # without those of label names
-    outputs = HeldOut(search.held_out_rows, KINDS[task.kind].outputs(held_out + dev.adjustment(best)))
-    candidates, predictions = tuple(dev.tried), dev.distinct_predictions()
-    return LinearFit(model, space.metric, dev.dev_score, candidates, predictions, texts, seconds, outputs, len(search.held_out_rows))
+    best = search.dev.best
+    emit(Event("done", stage, search.dev.message(best), done=len(variants), data={"score": best.score}, **progress))
+    return search.best_fit(vectors, began)
 
 
 @on_one_blas_thread
@@ -475,8 +464,7 @@ class _Started:
 
 
 class _Search:
-    """The regressions that were fitted so far on one task. best: the rows and coefficients of the best, and its logits of the held-out
-    texts, (h, labels).
+    """The regressions that were fitted so far on one task.
 
     `start*` fit models in other threads, `collect` waits for them and compares them in the order in which they were started, so that the
     number of threads changes nothing.
@@ -484,14 +472,39 @@ class _Search:
 
     def __init__(self, task: Task, space: SearchSpace, workers: Workers, held_out: Sequence[IntArray]) -> None:
         """held_out: indices of the training texts of each fold that is predicted beside dev, all of which must be fitted."""
-        self._held_out, self.held_out_rows = held_out, np.concatenate([np.zeros(0, np.int64), *held_out])
+        self._task, self._metric = task, space.metric
+        self._held_out, self._held_out_rows = held_out, np.concatenate([np.zeros(0, np.int64), *held_out])
         self._solver, self._outputs, self._seed = SOLVERS[task.kind], len(task.labels), space.seed
         self._targets = self._solver.targets(task.with_label_texts)
         self._dev_numbers = DevScorer.of(task, space.metric).truth if task.kind == "regression" else None
         self._spans: Spans | None = None
         self._workers, self._started = workers, list[_Started]()
-        self.dev: DevCandidates[Setting] = DevCandidates(task, space.metric, self.held_out_rows.tolist())
-        self.best: tuple[VariantRows, Coefficients, FloatArray]
+        self.dev: DevCandidates[Setting] = DevCandidates(task, space.metric, self._held_out_rows.tolist())
+        self._best: tuple[VariantRows, Coefficients, FloatArray]  # the rows of `dev.best`, its coefficients, and its held-out logits
+
+    def screened(self, grid: Sequence[float]) -> Sequence[float]:
+        """The values of C that are tried first: all, or `SCREENED` of them if a setting takes seconds."""
+        products = min(len(self._targets), FEW_TEXTS) ** 2 * self._outputs
+        most = MAX_FOLD_PRODUCTS // (1 + len(self._held_out)) if self._held_out else MAX_FIT_PRODUCTS
+        return grid if products <= most else _middle(grid, SCREENED)
+
+    def best_fit(self, vectors: CorpusVectors | None, began: float) -> LinearFit:
+        """The best model, of a task with these text vectors. began: when the search did, in seconds of `perf_counter`."""
+        (rows, coefficients, held_out), best, task = self._best, self.dev.best, self._task
+        tfidf, adjustment = rows.tfidf, self.dev.adjustment(best)
+        used = None if vectors is None else vectors.between(tfidf.markers)
+        model = LinearModel(task.kind, task.labels, tfidf, used, coefficients, best.setting, adjustment, best.tau)
+        return LinearFit(
+            model,
+            self._metric,
+            self.dev.dev_score,
+            tuple(self.dev.tried),
+            self.dev.distinct_predictions(),
+            train_texts=int((rows.kept < len(task.train)).sum()),  # without those of label names
+            seconds=time.perf_counter() - began,
+            held_out=HeldOut(self._held_out_rows, KINDS[task.kind].outputs(held_out + adjustment)),
+            held_out_texts=len(self._held_out_rows),
+        )
 
     def best_schemes(self, count: int, rows: Mapping[Variant, VariantRows]) -> list[Candidate[Setting]]:
         """The best candidate of each variant and setting with any C, best first, at most `count`; without those too large for `rows`."""
@@ -511,30 +524,18 @@ class _Search:
             for scheme, class_weights in self._solver.schemes(self._targets[rows.kept]):
                 self.start(rows, Setting(scheme, class_weights, grid[0], weight), grid)
 
-    def start(self, rows: VariantRows, setting: Setting, grid: Sequence[float]) -> None:
-        """One weight of text vectors and scheme with every C, on the few rows of one variant."""
-        span = self._span(rows, setting.vector_weight)
-        self._start(rows, span.coordinates, (span.coordinates.rows, span.dev, span.without_folds), setting, grid, growing=False)
+    def start(self, rows: VariantRows, setting: Setting, grid: Sequence[float], *, growing: bool = False) -> None:
+        """One weight of text vectors and scheme with every C, on the few rows of one variant.
 
-    def start_growing(self, rows: VariantRows, setting: Setting, grid: Sequence[float]) -> None:
-        """One scheme on all rows of a variant, with growing C as long as the dev score grows and is not far below the best."""
-        if not in_coordinates(setting, len(rows.kept), self._outputs):
+        growing: on all rows, with growing C as long as the dev score grows and is not far below the best.
+        """
+        coordinates: Coordinates | None = None
+        if growing and not in_coordinates(setting, len(rows.kept), self._outputs):
             self._make_room(rows.values)
-            self._start(rows, None, (*rows.matrices(setting.vector_weight), ()), setting, grid, growing=True)
-            return
-        span = self._span(rows, setting.vector_weight)
-        self._start(rows, span.coordinates, (span.coordinates.rows, span.dev, ()), setting, grid, growing=True)
-
-    def _start(
-        self,
-        rows: VariantRows,
-        coordinates: Coordinates | None,
-        matrices: tuple[Any, Any, Sequence[Any]],
-        setting: Setting,
-        grid: Sequence[float],
-        *,
-        growing: bool,
-    ) -> None:
+            matrices: tuple[Any, Any, Sequence[Any]] = (*rows.matrices(setting.vector_weight), ())
+        else:
+            span = self._span(rows, setting.vector_weight)
+            coordinates, matrices = span.coordinates, (span.coordinates.rows, span.dev, span.without_folds)
         fits = self._workers.start(lambda: self._fit(rows, matrices, setting, grid, growing=growing))
         self._started.append(_Started(rows, coordinates, growing, fits))
 
@@ -612,7 +613,7 @@ class _Search:
         if candidate is self.dev.best:
             parts = rows.train_parts(setting.vector_weight)
             restored = fitted.coefficients if coordinates is None else coordinates.restore(fitted.coefficients, *parts)
-            self.best = rows, restored, fitted.held_out
+            self._best = rows, restored, fitted.held_out
         return candidate.score
 
 
