@@ -162,14 +162,14 @@ def forecast_cost(
     return CostForecast(
         phases,
         retriever,
-        machine.parameters,
-        external,
-        seconds,
-        elapsed + preparing + sum(seconds) + finishing_seconds(sizes, speed),
-        sum(budget.phase_tokens(phase, sizes) * step.flops_per_token for phase, step in each),
-        memory,
-        _disk_bytes(machine.parameters, sizes, texts.corpus_bytes, len(phases)),
-        gpu_memory,
+        parameters=machine.parameters,
+        external_tokens=external,
+        phase_seconds=seconds,
+        seconds=elapsed + preparing + sum(seconds) + finishing_seconds(sizes, speed),
+        flops=sum(budget.phase_tokens(phase, sizes) * step.flops_per_token for phase, step in each),
+        memory=memory,
+        disk=_disk_bytes(machine.parameters, sizes, texts.corpus_bytes, len(phases)),
+        gpu_memory=gpu_memory,
     )
 
 
