@@ -142,7 +142,8 @@ def test_the_card_describes_the_fit_and_the_comparison(finished: Path) -> None:
     fit = json.loads((finished / "evaluation/scores.json").read_bytes())["models"][finished.name]["fit"]
     for phrase in (
         *("library_name: cramlm", f"**{finished.name}** (this model)", "cross-fitted", "Texts are not truncated.", "40 labelled texts"),
-        f"{'TF-IDF' if finished.name == 'bayes' else 'n-grams'} of {fit['variant']}, {read_setting(fit)}, logit adjustment tau = {fit['tau']:g}",
+        f"{'TF-IDF' if finished.name == 'bayes' else 'n-grams'} of {fit['variant']}, {read_setting(fit)}",
+        f"logit adjustment tau = {fit['tau']:g}",
         f"{fit['features']:,} columns",
     ):
         assert phrase in card

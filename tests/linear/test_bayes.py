@@ -47,7 +47,7 @@ def test_without_passages_the_probabilities_are_those_of_scikit_learn() -> None:
     task = task_of(10, words=6)
     model = fit_bayes(task, [], metric="macro_f1", seed=1).model
     assert isinstance(model.setting, BayesSetting)
-    rows = model.tfidf.transform(TextMatrices([example.text for example in task.train]))
+    rows = model.ngrams.transform(TextMatrices([example.text for example in task.train]))
     labels = [str(example.label) for example in task.train]
     expected = MultinomialNB(alpha=0.01 / 30).fit(rows, labels).predict_log_proba(model.setting.scale * rows)
     np.testing.assert_allclose(model.logits([example.text for example in task.train]) - model.adjustment, expected, atol=1e-4)
@@ -60,7 +60,7 @@ def test_texts_out_of_fold_are_predicted_by_the_model_of_the_other_texts() -> No
     assert isinstance(setting, BayesSetting)
     assert sorted(held_out.rows.tolist()) == list(range(20))
     first = held_out.rows[: len(held_out.rows) // FOLDS]
-    rows = fitted.model.tfidf.transform(TextMatrices([example.text for example in task.train]))
+    rows = fitted.model.ngrams.transform(TextMatrices([example.text for example in task.train]))
     labels = np.array([str(example.label) for example in task.train])
     other = np.setdiff1d(np.arange(20), first)
     expected = MultinomialNB(alpha=0.01 / 30).fit(rows[other], labels[other]).predict_log_proba(setting.scale * rows[first])
@@ -100,8 +100,8 @@ def test_the_same_arguments_give_the_same_model_also_with_a_sample_of_the_passag
     assert not bayes.bayes_reads_seed(50, 0, labels=2)
     first, second, other = (fit_bayes(task_of(3, words=2), passages(100), metric="macro_f1", seed=seed).model for seed in (1, 1, 2))
     assert np.array_equal(first.coefficients.weights, second.coefficients.weights)
-    assert first.tfidf.parts[0].terms == second.tfidf.parts[0].terms
-    assert not np.array_equal(first.tfidf.parts[0].weights, other.tfidf.parts[0].weights)
+    assert first.ngrams.parts[0].terms == second.ngrams.parts[0].terms
+    assert not np.array_equal(first.ngrams.parts[0].weights, other.ngrams.parts[0].weights)
 
 
 def test_a_saved_model_gives_the_same_logits(tmp_path: Path) -> None:

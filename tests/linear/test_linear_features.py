@@ -14,7 +14,7 @@ from scipy.stats import entropy
 from sklearn.feature_extraction.text import TfidfVectorizer
 
 from cramlm.linear import character_ngrams, features
-from cramlm.linear.features import Terms, TextMatrices, Tfidf, Vocabulary, join, normalize
+from cramlm.linear.features import Ngrams, Terms, TextMatrices, Vocabulary, join, normalize
 from cramlm.records import PAIR_BOUNDARY, Example
 from cramlm.text.markers import Markers
 from cramlm.text.words import word_pattern
@@ -190,9 +190,9 @@ def test_an_association_is_the_divergence_of_the_labels_of_texts_with_a_term(at_
 def test_rows_of_several_parts_side_by_side_have_length_1() -> None:
     texts = texts_of(20, 4)
     parts = tuple(Vocabulary.fit(kind, texts)[0] for kind in ("tokens", "characters"))
-    tfidf = Tfidf("union", parts)
-    matrix = tfidf.transform(TextMatrices(texts))
-    assert matrix.shape == (20, tfidf.width)
+    ngrams = Ngrams("union", parts)
+    matrix = ngrams.transform(TextMatrices(texts))
+    assert matrix.shape == (20, ngrams.width)
     np.testing.assert_allclose(np.sqrt(matrix.multiply(matrix).sum(axis=1)), 1, rtol=1e-5)
     one = parts[0].transform(texts)
     np.testing.assert_allclose(matrix[:, : one.shape[1]].toarray(), one.toarray() / np.sqrt(2), rtol=1e-5)

@@ -67,7 +67,7 @@ def test_words_between_two_marked_entities_are_learned_where_those_of_the_whole_
     task = relation_task()
     words, best = (fit(task, variants=variants) for variants in (("words",), ("words", "marked")))
     assert score(words, task, task.test).metrics["accuracy"] < 0.7
-    assert best.model.tfidf.variant == "marked"
+    assert best.model.ngrams.variant == "marked"
     assert score(best, task, task.test).metrics["accuracy"] > 0.9
     swapped = [row.text.replace("<<", "{").replace("[[", "<<").replace("{", "[[") for row in task.test]
     assert not np.array_equal(best.model.logits(swapped), best.model.logits([row.text for row in task.test]))
@@ -86,7 +86,7 @@ def test_whether_the_texts_of_a_pair_are_similar_is_learned_from_the_products_of
     task, vectors = pair_task(), opposed_vectors()
     bag, best = (fit(task, vectors=vectors, variants=variants) for variants in (("words", "tokens"), VARIANTS))
     assert score(bag, task, task.test).metrics["accuracy"] < 0.7
-    assert best.model.tfidf.variant == "marked"
+    assert best.model.ngrams.variant == "marked"
     assert score(best, task, task.test).metrics["accuracy"] > 0.9
     as_one_text = [row.whole_text for row in task.test]
     assert not np.array_equal(best.model.logits(as_one_text), best.model.logits([row.divided_text for row in task.test]))
@@ -96,7 +96,7 @@ def test_the_texts_of_few_pairs_are_compared() -> None:
     task = pair_task()
     task = replace(task, train=task.train[: MIN_TEXTS - 2])
     best = fit(task, vectors=opposed_vectors())
-    assert best.model.tfidf.variant == "marked"
+    assert best.model.ngrams.variant == "marked"
     assert score(best, task, task.test).metrics["accuracy"] > 0.8
 
 
@@ -122,12 +122,12 @@ def test_the_best_of_everything_tried_is_kept_and_scores_on_dev_what_is_reported
     fitted = fit(task, emit=events.append)
     assert [event.kind for event, _ in itertools.groupby(events)] == ["start", "progress", "progress", "progress", "progress", "done"]
     decided = f"best on dev and {len(task.train)} training texts out of fold"
-    assert f"{decided}: {fitted.model.tfidf.variant}, {fitted.model.setting}" in events[-1].message
+    assert f"{decided}: {fitted.model.ngrams.variant}, {fitted.model.setting}" in events[-1].message
     assert len(json.loads(json.dumps(fitted.as_dict(), allow_nan=False))["tried"]) == len(fitted.tried)
     assert score(fitted, task, task.dev).metrics[fitted.metric] == pytest.approx(fitted.score)
     assert score(fitted, task, task.test).metrics[fitted.metric] > 0.7
     first = max(fitted.tried, key=lambda tried: tried.score)
-    assert (first.variant, first.setting, first.tau) == (fitted.model.tfidf.variant, fitted.model.setting, fitted.model.tau)
+    assert (first.variant, first.setting, first.tau) == (fitted.model.ngrams.variant, fitted.model.setting, fitted.model.tau)
     assert {tried.variant for tried in fitted.tried} == {"words", "tokens", "characters", "union"}
     if task.kind == "classification":
         assert {tried.setting.scheme for tried in fitted.tried} == {"one-vs-rest"}  # of two labels
@@ -274,7 +274,7 @@ def test_rows_with_text_vectors_have_the_coordinates_of_the_joined_matrix(weight
     rows = TaskFeatures(topic_task(), corpus_vectors(VECTORS), seed=0).rows("words")
     span = Spans(rows).of(weight)
     train, dev = rows.matrices(weight)
-    assert train.shape[1] == rows.tfidf.width + VECTORS.vectors.shape[1]
+    assert train.shape[1] == rows.ngrams.width + VECTORS.vectors.shape[1]
     np.testing.assert_allclose(span.coordinates.rows @ span.coordinates.rows.T, (train @ train.T).toarray(), atol=1e-4)
     np.testing.assert_allclose(span.dev @ span.coordinates.rows.T, (dev @ train.T).toarray(), atol=1e-4)
     part, other = rows.train_parts(weight)
@@ -324,7 +324,7 @@ def test_a_dev_label_that_training_lacks_is_a_miss_and_no_error() -> None:
 def test_texts_without_a_single_term_leave_a_model_of_the_labels_frequencies() -> None:
     train = tuple(example(number, "!", "a" if number < 6 else "b") for number in range(8))
     fitted = fit(Task(train, train, (), ("a", "b"), False), variants=("words",), metric="accuracy")
-    assert fitted.model.tfidf.width == 0
+    assert fitted.model.ngrams.width == 0
     assert fitted.score == 0.75
     assert (fitted.model.logits(["anything", ""]).argmax(axis=1) == 0).all()
 

@@ -11,7 +11,7 @@ from linear_fixtures import TOPICS, example, number_task, several_labels_task, w
 
 from cramlm.evaluation.kinds import KINDS
 from cramlm.linear import teacher as linear_teacher
-from cramlm.linear.features import TextMatrices, Tfidf, Variant, Vocabulary, normalize
+from cramlm.linear.features import Ngrams, TextMatrices, Variant, Vocabulary, normalize
 from cramlm.linear.files import Scheme, Setting
 from cramlm.linear.fit import SearchSpace, fit_linear
 from cramlm.linear.model import LinearModel, beside
@@ -44,12 +44,12 @@ def model_of(
     """A model of one setting, fitted on all training texts, without logit adjustment."""
     texts = [normalize(row.text) for row in task.train]
     kinds: Any = ("tokens", "characters") if variant == "union" else (variant,)
-    tfidf = Tfidf(variant, tuple(Vocabulary.fit(kind, texts)[0] for kind in kinds))
-    rows = tfidf.transform(TextMatrices(texts))
+    ngrams = Ngrams(variant, tuple(Vocabulary.fit(kind, texts)[0] for kind in kinds))
+    rows = ngrams.transform(TextMatrices(texts))
     rows = rows if vectors is None else beside(rows, vectors.of(texts), 0.5)
     solver, setting = SOLVERS["classification"], Setting(scheme, "uniform", c, 0.0 if vectors is None else 0.5)
     fitted = solver.fitter(rows, solver.targets(task), setting, outputs=len(task.labels), seed=0)(c)
-    return LinearModel("classification", task.labels, tfidf, vectors, fitted, setting, np.zeros(len(task.labels), np.float32), 0.0)
+    return LinearModel("classification", task.labels, ngrams, vectors, fitted, setting, np.zeros(len(task.labels), np.float32), 0.0)
 
 
 class SoftLabels(NamedTuple):

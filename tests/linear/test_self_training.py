@@ -55,9 +55,9 @@ def trained(given: Task, space: SearchSpace = SPACE) -> tuple[LinearFit, LinearF
 def test_unlabelled_texts_teach_words_that_no_labelled_text_has() -> None:
     before, after, _ = trained(task(unlabelled(300)))
     assert after.score > before.score + 0.05
-    known = {term for part in after.model.tfidf.parts for term in part.terms}
+    known = {term for part in after.model.ngrams.parts for term in part.terms}
     assert {"stadium", "kitchen"} <= known
-    assert not {"stadium", "kitchen"} & {term for part in before.model.tfidf.parts for term in part.terms}
+    assert not {"stadium", "kitchen"} & {term for part in before.model.ngrams.parts for term in part.terms}
     assert isinstance(after.model.setting, Setting)
     assert after.model.setting.unlabelled_weight == self_training.UNLABELLED_WEIGHT
     assert len(after.tried) == len(before.tried) + len(SPACE.c)

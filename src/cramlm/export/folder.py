@@ -139,7 +139,7 @@ def publish_linear(
             "parameters": int(model.coefficients.weights.size + model.coefficients.bias.size),
         }
         _write_card(folder, {**description, "versions": _versions(_LINEAR_PACKAGES), **provenance})
-        probes = [*model.labels, *(part.terms[0] for part in model.tfidf.parts if part.terms)]
+        probes = [*model.labels, *(part.terms[0] for part in model.ngrams.parts if part.terms)]
         if not np.array_equal(LinearModel.load(folder).logits(probes), model.logits(probes)):
             raise ArtifactError(f"{out}: the loaded folder gives other logits than the model; nothing was published, export again")
         emit(Event("done", KIND, f"{out}: {_size_of(folder)}; loaded again, its logits are equal"))

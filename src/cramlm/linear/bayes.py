@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from cramlm.evaluation.combination import HeldOut
 from cramlm.evaluation.kinds import KINDS
-from cramlm.linear.features import Tfidf, Vocabulary, normalize
+from cramlm.linear.features import Ngrams, Vocabulary, normalize
 from cramlm.linear.files import BayesSetting
 from cramlm.linear.fit import DevCandidates, LinearFit, decisive_folds, sample_texts
 from cramlm.linear.model import LinearModel
@@ -68,7 +68,7 @@ def fit_bayes(
     chosen = candidates.best
     assert isinstance(chosen.setting, BayesSetting)
     adjustment = candidates.adjustment(chosen)
-    model = LinearModel(task.kind, task.labels, Tfidf("unigrams", (data.vocabulary,)), None, best, chosen.setting, adjustment, chosen.tau)
+    model = LinearModel(task.kind, task.labels, Ngrams("unigrams", (data.vocabulary,)), None, best, chosen.setting, adjustment, chosen.tau)
     emit(Event("done", STAGE, candidates.message(chosen), data={"score": chosen.score}))
     seconds = time.perf_counter() - began
     held_out = data.held_out(task, chosen.setting, adjustment)

@@ -118,7 +118,7 @@ class Vocabulary:
         return {term: column for column, term in enumerate(self.terms)}
 
     @functools.cached_property
-    def ngrams(self) -> NgramTable:
+    def table(self) -> NgramTable:
         """The terms as n-grams that are counted by a compiled kernel."""
         from cramlm.linear.character_ngrams import NgramTable  # here: imports numba
 
@@ -148,7 +148,7 @@ class TextMatrices:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Tfidf:
+class Ngrams:
     """A variant fitted on training texts."""
 
     variant: Variant
@@ -238,7 +238,7 @@ def _count_ngrams(words: Sequence[str], vocabulary: Vocabulary | None) -> tuple[
     from cramlm.linear.character_ngrams import NgramTable  # here: imports numba
 
     if vocabulary is not None:
-        return count_columns(*vocabulary.ngrams.count(words, grow=False), len(vocabulary.terms)), vocabulary.terms
+        return count_columns(*vocabulary.table.count(words, grow=False), len(vocabulary.terms)), vocabulary.terms
     table = NgramTable(CHARACTER_NGRAMS)
     ids, offsets = table.count(words, grow=True)
     return _in_alphabetical_order(count_columns(ids, offsets, len(table.ngrams)), table.ngrams)

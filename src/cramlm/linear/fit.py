@@ -27,7 +27,7 @@ from cramlm.evaluation.kinds import KINDS, METRIC_NAMES, DevScorer, distinct_row
 from cramlm.evaluation.logit_adjustment import logit_adjustments, neighbouring_taus
 from cramlm.io.threads import LastProgress, Workers
 from cramlm.linear.cross_validation import fold_predictor, held_out_folds
-from cramlm.linear.features import PARTS, VARIANTS, Terms, Tfidf, Variant, Vocabulary, join, normalize
+from cramlm.linear.features import PARTS, VARIANTS, Ngrams, Terms, Variant, Vocabulary, join, normalize
 from cramlm.linear.files import BayesSetting, Setting
 from cramlm.linear.model import LinearModel, beside
 from cramlm.linear.solvers import SOLVERS, Coefficients, Coordinates, Fitter, inner_products, on_one_blas_thread, worthwhile_threads
@@ -102,7 +102,7 @@ class LinearFit:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values, without the model."""
-        best = {"variant": self.model.tfidf.variant, "features": self.model.coefficients.weights.shape[0], "tau": self.model.tau}
+        best = {"variant": self.model.ngrams.variant, "features": self.model.coefficients.weights.shape[0], "tau": self.model.tau}
         best |= self.model.setting.as_dict()
         tried = [each.as_dict() for each in self.tried]
         spent = {"train_texts": self.train_texts, "held_out_texts": self.held_out_texts, "seconds": round(self.seconds, 2)}
@@ -118,7 +118,7 @@ class VariantRows:
     numbers, since `train` does not depend on them.
     """
 
-    tfidf: Tfidf
+    ngrams: Ngrams
     train: Any
     dev: Any
     vectors: tuple[FloatArray, FloatArray] | None
@@ -202,7 +202,7 @@ class TaskFeatures:
         vocabularies = self._weighted(parts, self._targets[kept], self._weights[kept])
         train, dev = (join([each.weigh(part[split]) for each, part in zip(vocabularies, parts, strict=True)]) for split in (1, 2))
         without_folds = tuple(self.without(variant, fold, self._targets, self._weights) for fold in folds if self._labels is not None)
-        return VariantRows(Tfidf(variant, vocabularies), train, dev, self._vectors_under(variant, kept), kept, without_folds)
+        return VariantRows(Ngrams(variant, vocabularies), train, dev, self._vectors_under(variant, kept), kept, without_folds)
 
     def without(self, variant: Variant, fold: IntArray, targets: Any, weights: FloatArray) -> Any:
         """Return the matrix of all training texts under a variant; the labels of a fold do not count for the weights of the terms.
@@ -228,7 +228,7 @@ class TaskFeatures:
         """About `count` of the training rows, the same share of every label; without those of folds."""
         chosen = _share_of(self._strata[rows.kept], count / len(rows.kept), self._seed)
         vectors = None if rows.vectors is None else (rows.vectors[0][chosen], rows.vectors[1])
-        return VariantRows(rows.tfidf, rows.train[chosen], rows.dev, vectors, rows.kept[chosen])
+        return VariantRows(rows.ngrams, rows.train[chosen], rows.dev, vectors, rows.kept[chosen])
 
     def _part(self, kind: Terms, kept: IntArray) -> tuple[Vocabulary, Any, Any]:
         """Return the vocabulary, and the frequencies of its terms in the kept training texts and in the dev texts."""
@@ -358,7 +358,7 @@ def refit(
     fitter = solver.fitter(coordinates.rows, targets, setting, outputs=len(task.labels), seed=seed, weights=row_weights)
     coefficients = coordinates.restore(fitter(setting.c), *rows.train_parts(setting.vector_weight))
     (adjustment,) = logit_adjustments(whole, (model.tau,)).values()
-    return replace(model, tfidf=rows.tfidf, coefficients=coefficients, adjustment=adjustment)
+    return replace(model, ngrams=rows.ngrams, coefficients=coefficients, adjustment=adjustment)
 
 
 def in_features_of(
@@ -370,8 +370,8 @@ def in_features_of(
     """
     assert isinstance(model.setting, Setting), "naive Bayes has no text vectors"
     vectors = None if model.vectors is None else CorpusVectors(model.vectors, model.vectors)
-    features = TaskFeatures(learned, vectors, seed=seed, markers=model.tfidf.markers, weights=weights)
-    rows = features.rows(model.tfidf.variant)
+    features = TaskFeatures(learned, vectors, seed=seed, markers=model.ngrams.markers, weights=weights)
+    rows = features.rows(model.ngrams.variant)
     return features, rows, Spans(rows).of(model.setting.vector_weight)
 
 
@@ -491,9 +491,9 @@ class _Search:
     def best_fit(self, vectors: CorpusVectors | None, began: float) -> LinearFit:
         """The best model, of a task with these text vectors. began: when the search did, in seconds of `perf_counter`."""
         (rows, coefficients, held_out), best, task = self._best, self.dev.best, self._task
-        tfidf, adjustment = rows.tfidf, self.dev.adjustment(best)
-        used = None if vectors is None else vectors.between(tfidf.markers)
-        model = LinearModel(task.kind, task.labels, tfidf, used, coefficients, best.setting, adjustment, best.tau)
+        ngrams, adjustment = rows.ngrams, self.dev.adjustment(best)
+        used = None if vectors is None else vectors.between(ngrams.markers)
+        model = LinearModel(task.kind, task.labels, ngrams, used, coefficients, best.setting, adjustment, best.tau)
         return LinearFit(
             model,
             self._metric,
@@ -515,7 +515,7 @@ class _Search:
 
     def _can_fit(self, rows: VariantRows, setting: Setting) -> bool:
         """False for a multinomial regression of too many texts, features and labels. One-vs-rest fits one label after another."""
-        small = rows.tfidf.width * self._outputs <= MAX_MULTINOMIAL_WEIGHTS
+        small = rows.ngrams.width * self._outputs <= MAX_MULTINOMIAL_WEIGHTS
         return setting.scheme != "multinomial" or small or in_coordinates(setting, len(rows.kept), self._outputs)
 
     def start_all(self, rows: VariantRows, vector_weights: Sequence[float], grid: Sequence[float]) -> None:
@@ -609,7 +609,7 @@ class _Search:
 
     def _add(self, started: _Started, fitted: _Fitted) -> float:
         rows, coordinates, setting = started.rows, started.coordinates, fitted.setting
-        candidate = self.dev.add(rows.tfidf.variant, setting, fitted.dev)
+        candidate = self.dev.add(rows.ngrams.variant, setting, fitted.dev)
         if candidate is self.dev.best:
             parts = rows.train_parts(setting.vector_weight)
             restored = fitted.coefficients if coordinates is None else coordinates.restore(fitted.coefficients, *parts)

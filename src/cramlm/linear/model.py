@@ -20,7 +20,7 @@ import safetensors.numpy
 import scipy.sparse
 
 from cramlm.errors import ArtifactError
-from cramlm.linear.features import PARTS, TextMatrices, Tfidf, Vocabulary
+from cramlm.linear.features import PARTS, Ngrams, TextMatrices, Vocabulary
 from cramlm.linear.files import MODEL_FILE, NAIVE_BAYES, REBUILD, WEIGHTS_FILE, BayesSetting, Setting, read_file, read_setting
 from cramlm.linear.solvers import SOLVERS, Coefficients
 from cramlm.linear.word_vectors import WordVectors
@@ -47,7 +47,7 @@ class LinearModel:
 
     kind: TaskKind
     labels: tuple[str, ...]
-    tfidf: Tfidf
+    ngrams: Ngrams
     vectors: WordVectors | None
     coefficients: Coefficients
     setting: Setting | BayesSetting
@@ -72,19 +72,19 @@ class LinearModel:
         texts: strings, or the result of `prepare`, which models with the same setting of diacritics can share.
         """
         texts = texts if isinstance(texts, TextMatrices) else self.prepare(texts)
-        rows = self.tfidf.transform(texts)
+        rows = self.ngrams.transform(texts)
         if self.vectors is None:
             return rows
         assert isinstance(self.setting, Setting), "naive Bayes has no text vectors"
-        return beside(rows, self.vectors.of_segments(texts.texts, self.tfidf.markers), self.setting.vector_weight)
+        return beside(rows, self.vectors.of_segments(texts.texts, self.ngrams.markers), self.setting.vector_weight)
 
     def weighted_by_labels(self, texts: TextMatrices, labels: BoolArray, weights: FloatArray) -> LinearModel:
         """Return the model with weights of terms by the labels of these texts (features.py), for which its coefficients are to be fitted.
 
         labels: which texts have which, (n, labels). weights: of the texts, (n,).
         """
-        parts = tuple(part.weighted_by_labels(texts.frequencies(part), labels, weights) for part in self.tfidf.parts)
-        return replace(self, tfidf=Tfidf(self.tfidf.variant, parts))
+        parts = tuple(part.weighted_by_labels(texts.frequencies(part), labels, weights) for part in self.ngrams.parts)
+        return replace(self, ngrams=Ngrams(self.ngrams.variant, parts))
 
     def logits(self, texts: Sequence[str]) -> FloatArray:
         """Return adjusted logits, float32 (texts, labels); for a regression the predicted numbers, (texts, 1).
@@ -110,18 +110,18 @@ class LinearModel:
             "format": FORMAT,
             "kind": self.kind,
             "labels": list(self.labels),
-            "variant": self.tfidf.variant,
+            "variant": self.ngrams.variant,
             "vectors": self.vectors is not None,
             **self.setting.as_dict(),
             "tau": self.tau,
-            "terms": {part.kind: list(part.terms) for part in self.tfidf.parts},
+            "terms": {part.kind: list(part.terms) for part in self.ngrams.parts},
         }
         if self.diacritics == "remove":
             description["diacritics"] = self.diacritics
-        if (markers := self.tfidf.markers) is not None:
+        if (markers := self.ngrams.markers) is not None:
             description["markers"] = {"strings": markers.strings, "kinds": markers.kinds}
         tensors = {"weights": self.coefficients.weights, "bias": self.coefficients.bias, "adjustment": self.adjustment}
-        tensors |= {f"idf.{part.kind}": part.weights for part in self.tfidf.parts}
+        tensors |= {f"idf.{part.kind}": part.weights for part in self.ngrams.parts}
         if self.vectors is not None:
             self.vectors.save(folder)
         contiguous = {name: np.ascontiguousarray(values, dtype=np.float32) for name, values in tensors.items()}
@@ -142,20 +142,20 @@ class LinearModel:
                 Vocabulary(kind, tuple(terms), _vector(tensors, f"idf.{kind}", len(terms)), markers if kind == "segments" else None)
                 for kind, terms in stored["terms"].items()
             )
-            tfidf, vectors, width = Tfidf(stored["variant"], parts), None, 0
+            ngrams, vectors, width = Ngrams(stored["variant"], parts), None, 0
             if stored["vectors"]:
                 vectors = WordVectors.load(folder)
                 width = vectors.width(markers)
             outputs = len(stored["labels"])
             weights = tensors["weights"]
-            _check(weights.shape == (tfidf.width + width, outputs), "weights")
+            _check(weights.shape == (ngrams.width + width, outputs), "weights")
             coefficients = Coefficients(weights, _vector(tensors, "bias", outputs))
             adjustment = _vector(tensors, "adjustment", outputs)
             _check(all(values.dtype == np.float32 and np.isfinite(values).all() for values in tensors.values()), "a number")
             return cls(
                 stored["kind"],
                 tuple(stored["labels"]),
-                tfidf,
+                ngrams,
                 vectors,
                 coefficients,
                 read_setting(stored),

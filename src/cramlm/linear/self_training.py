@@ -149,7 +149,7 @@ class _SelfTraining:
             coefficients = fitter(c)
             of_dev = self._solver.logits(self._setting.scheme, coefficients.scores(self._span.dev))
             logits = np.concatenate([of_dev, *(predict(c) for predict in predictors)])
-            candidate = self.dev.add(self._rows.tfidf.variant, replace(self._setting, c=c), self.dev.scored(logits))
+            candidate = self.dev.add(self._rows.ngrams.variant, replace(self._setting, c=c), self.dev.scored(logits))
             outputs = KINDS[task.kind].outputs(logits + self.dev.adjustment(candidate))
             if (loss := calibrate_on_dev(self.whole, outputs, metric=self._space.metric).loss) < lowest:
                 chosen, lowest = (candidate, coefficients, outputs), loss
@@ -158,7 +158,7 @@ class _SelfTraining:
         restored = self._span.coordinates.restore(coefficients, *self._rows.train_parts(self._setting.vector_weight))
         trained = replace(
             self._model,
-            tfidf=self._rows.tfidf,
+            ngrams=self._rows.ngrams,
             coefficients=restored,
             setting=candidate.setting,
             adjustment=self.dev.adjustment(candidate),
@@ -188,7 +188,7 @@ class _SelfTraining:
 
     def _without(self, fold: IntArray, targets: IntArray, weights: FloatArray) -> Any:
         """Return the matrix of all texts, CSR (n, features), whose weights of terms do not depend on the labels of a fold."""
-        rows = self._features.without(self._rows.tfidf.variant, fold, targets, weights)
+        rows = self._features.without(self._rows.ngrams.variant, fold, targets, weights)
         return rows if self._rows.vectors is None else beside(rows, self._rows.vectors[0], self._setting.vector_weight)
 
 

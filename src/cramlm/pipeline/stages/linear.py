@@ -144,7 +144,7 @@ def fit_static(run: RunContext, words: Artifact, baseline: Artifact | None, baye
     def write(target: Path) -> None:
         searched = search_space(run.config)
         if baseline is not None and len(run.task.train) > FEW_TEXTS:
-            searched = replace(searched, variants=(LinearModel.load(baseline.path).tfidf.variant,))
+            searched = replace(searched, variants=(LinearModel.load(baseline.path).ngrams.variant,))
         task, vectors = _words_of(run), CorpusVectors.load(words.path)
         _warn_of_diacritics(run, vectors.trained)
         fit = fit_linear(task, searched, stage="static", vectors=vectors, threads=run.threads, emit=run.emit)
