@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 import unicodedata
 from pathlib import Path
 from typing import Literal
@@ -94,6 +96,12 @@ def test_lower_case_is_optional_and_another_tokenizer_has_another_fingerprint(to
 def test_literal_special_tokens_in_a_text_are_ordinary_text(either: Tokenizer, text: str) -> None:
     ids = set(either.encode([text]).ids.tolist())
     assert ids.isdisjoint({either.pad_id, either.cls_id, either.sep_id, either.mask_id})
+
+
+def test_a_pickle_or_a_copy_of_a_tokenizer_gives_the_same_tokens(either: Tokenizer) -> None:
+    text = "a [MASK] b [SEP] naïve"
+    for copied in (pickle.loads(pickle.dumps(either)), copy.copy(either), copy.deepcopy(either)):
+        assert pieces(copied, text) == pieces(either, text)
 
 
 @pytest.mark.parametrize(

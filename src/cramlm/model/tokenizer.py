@@ -107,6 +107,10 @@ class Tokenizer:
         self._cached: dict[str, int] = {}
         self._cached_ids: Tokens | None = None
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._backend.encode_special_tokens = True  # which a pickle of the backend does not hold
+
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
         """Read `folder/tokenizer.json`.
