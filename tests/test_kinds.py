@@ -297,7 +297,7 @@ def test_recipes_are_compared_by_the_metric_of_the_kind_on_samples_that_have_eve
     main = "macro_f1" if kind == "multi-label" else "pearson"
     assert results["rows"][4]["scores"][f"test {main}"]["mean"] == scores[main]
     assert results["pairs"][0]["kind"] == kind
-    samples = {file.name.split("-")[1]: read_jsonl(file) for file in (tmp_path / "c/subsamples").glob("train-*")}
+    samples = {file.name.split("-")[1]: read_jsonl(file) for file in (tmp_path / "c/subsamples").glob("*/train-*")}
     assert {row["text"] for row in samples["12"]} < {row["text"] for row in samples["30"]}
     assert len(samples["12"]) == 12
     if kind == "multi-label":

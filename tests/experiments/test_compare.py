@@ -176,6 +176,22 @@ def test_a_finished_run_of_other_texts_or_code_runs_again_and_the_reason_is_prin
         assert (run / "evaluation/predictions-test.jsonl").is_file()
 
 
+def test_a_run_on_a_subsample_runs_again_after_a_change_of_the_training_file_and_not_on_another_file(tmp_path: Path) -> None:
+    task = write_task(tmp_path / "sea", documents=0)
+    grid = Grid(arms_of(["tfidf"]), (1,), ("10",), {"train": task["train"]}, rest_unlabelled=True)
+    out, store, seen = tmp_path / "out", tmp_path / "store", list[Event]()
+    compare(grid, out=out, store=store)
+    train = Path(task["train"])
+    train.write_text(train.read_text("utf-8").replace(" the ", " another "), "utf-8")
+    again = compare(grid, out=out, store=store, emit=seen.append)
+    assert not again.failed
+    assert any(event.message == "tfidf, 10 labels, seed 1: runs again, because task: task.train changed" for event in seen)
+    assert " another " in (out / "runs/10/tfidf/1/task/train.jsonl").read_text("utf-8")
+    other = replace(grid, task={"train": write_task(tmp_path / "hill", documents=0)["train"]})
+    with pytest.raises(UsageError, match=r"runs/10/tfidf/1: holds a run on other training texts .*--overwrite"):
+        compare(other, out=out, store=store)
+
+
 def test_the_plot_of_an_earlier_call_is_removed_if_all_runs_fail(copied: Path) -> None:
     grid = alone_grid(copied / "data", "phases[0].optimizer.learning_rate=1e30")
     assert (copied / "out/scores.svg").is_file()

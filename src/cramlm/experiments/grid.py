@@ -22,7 +22,7 @@ from cramlm.config.run import RunConfig, TaskConfig, load_config, read_toml
 from cramlm.data.labels import RULES
 from cramlm.data.task import RowFormat, read_examples
 from cramlm.errors import UsageError, counted
-from cramlm.pipeline.run_folder import RUNS, name_of_task
+from cramlm.pipeline.run_folder import RUNS, name_of_task, train_path
 from cramlm.recipes import RECIPES
 from cramlm.recipes.recipe import on_task_text
 from cramlm.records import Example, TaskKind
@@ -297,7 +297,8 @@ def subsample(task: Mapping[str, Any], *, count: int, seed: int, folder: Path) -
     """Write a sample of about `count` rows of `task["train"]` to `folder`, with the same column names; stratified if texts have one label.
 
     Return the file, and that of the other rows without their labels (None if there are none). Every label has at least one row. With
-    equal seeds, a smaller sample is a subset of a larger one.
+    equal seeds, a smaller sample is a subset of a larger one. Each training file has its own folder, and after a change of that file its
+    samples are replaced, so that runs on them are made again as runs on the file itself are.
 
     Raises:
         UsageError: if `count` is smaller than any run accepts or larger than the number of rows. DataError: for a bad row.
@@ -312,12 +313,12 @@ def subsample(task: Mapping[str, Any], *, count: int, seed: int, folder: Path) -
         row = {config.text_column: example.text, **({} if pair is None else {pair: example.text_pair})}
         row |= {config.label_column: RULES[kind].plain(str(example.label))} if index in sampled else {}
         rows[index not in sampled].append(json.dumps(row, ensure_ascii=False) + "\n")
+    source = folder / hash_json([train_path(config), config.model_dump(include=_READ_BY)])[:8]
     files = []
     for name, lines in zip(("train", "rest"), rows, strict=True):
-        content = "".join(lines)
-        target = folder / f"{name}-{count}-{seed}-{hash_json(content)[:8]}.jsonl"
-        if lines and not target.is_file():
-            publish_file(target, content.encode())
+        content, target = "".join(lines).encode(), source / f"{name}-{count}-{seed}.jsonl"
+        if lines and not (target.is_file() and target.read_bytes() == content):
+            publish_file(target, content)
         files.append(target if lines else None)
     assert files[0] is not None, "a sample has at least one row"
     return files[0], files[1]

@@ -75,7 +75,7 @@ class Recorder:
         with suppress(ArtifactError):
             earlier = read_record(folder)
         first = earlier.first_event if earlier is not None and earlier.config == digest else _count_lines(folder / EVENTS)
-        recorder = Recorder(folder, StageRecord(digest, _train_path(config.task), first, {}))
+        recorder = Recorder(folder, StageRecord(digest, train_path(config.task), first, {}))
         recorder._write()  # before run.toml: the record of another config is ignored
         publish_file(folder / CONFIG, toml)
         return recorder
@@ -229,7 +229,7 @@ def refuse_other_task(folder: Path, config: RunConfig, task: Task) -> None:
     train = None
     with suppress(ArtifactError):  # a damaged record is rewritten by this call
         train = None if (record := read_record(folder)) is None else record.train
-    if train != _train_path(config.task):
+    if train != train_path(config.task):
         raise UsageError(f"{folder}: holds a run on other training texts ({train or 'of another file'}); {remedy}")
 
 
@@ -265,7 +265,8 @@ def _fingerprint_of(folder: Path) -> Mapping[str, str] | None:
     return None
 
 
-def _train_path(task: TaskConfig) -> str:
+def train_path(task: TaskConfig) -> str:
+    """Return the training file, a local one as an absolute path."""
     return task.train if is_remote(task.train) else _absolute(task.train)
 
 
