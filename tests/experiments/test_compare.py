@@ -174,6 +174,9 @@ def test_a_finished_run_of_other_texts_or_code_runs_again_and_the_reason_is_prin
     else:
         assert not again.failed
         assert (run / "evaluation/predictions-test.jsonl").is_file()
+        usage = again.results[0].usage
+        assert usage is not None
+        assert usage.starts == {"training texts": 1, "code": 2}[change], "the cost of weights that were replaced does not count"
 
 
 def test_a_run_on_a_subsample_runs_again_after_a_change_of_the_training_file_and_not_on_another_file(tmp_path: Path) -> None:

@@ -20,11 +20,11 @@ from typing import Any, Final
 from cramlm.config.retriever import Bm25Config
 from cramlm.config.run import RunConfig
 from cramlm.data.labels import format_labels, format_number
-from cramlm.errors import counted
+from cramlm.errors import ArtifactError, counted
 from cramlm.evaluation.comparison import compare_predictions, holm
 from cramlm.evaluation.kinds import KINDS, METRIC_NAMES, format_metric, is_percent, main_metric
 from cramlm.experiments.grid import ALL, Cell
-from cramlm.pipeline.run_folder import USAGE
+from cramlm.pipeline.run_folder import USAGE, read_record
 from cramlm.records import COMBINED, LINEAR_NAMES, TaskKind
 from cramlm.reporting.charts import Seeds, seeds_chart
 from cramlm.storage.artifacts import MANIFEST, hash_json, publish_file
@@ -37,7 +37,7 @@ SPLITS: Final = ("test", "test_leak_free", "dev")
 
 @dataclass(slots=True)
 class Usage:
-    """Resources of a run, summed over its starts.
+    """Resources of a run, summed over its starts since it was last trained from the beginning.
 
     borrowed_seconds: time of stages that another run made. kwh: energy, measured if codecarbon is installed. complete: False if a start was
     killed, so that its time is missing.
@@ -51,6 +51,14 @@ class Usage:
     starts: int = 0
     running: bool = False
 
+    def add(self, earlier: Usage) -> None:
+        """Add earlier starts of the same run."""
+        self.seconds += earlier.seconds
+        self.borrowed_seconds += earlier.borrowed_seconds
+        self.cpu_seconds += earlier.cpu_seconds
+        self.kwh = None if self.kwh is None and earlier.kwh is None else (self.kwh or 0.0) + (earlier.kwh or 0.0)
+        self.complete, self.starts = earlier.complete and not earlier.running, self.starts + earlier.starts
+
 
 def read_usage(run: Path, config: RunConfig) -> Usage | None:
     """Return the resources that the run in this folder used with these settings; None if no experiment ran it."""
@@ -62,10 +70,13 @@ def read_usage(run: Path, config: RunConfig) -> Usage | None:
 def measure_usage(run: Path, config: RunConfig) -> Iterator[Usage]:
     """Measure a start of a run, also if it fails; the caller adds `borrowed_seconds`.
 
-    Starts with other settings are measured separately; if they left stages, the usage is not complete.
+    Starts with other settings are measured separately, and so are those before a finished run was trained again because its texts or the
+    code changed; if they left stages, the usage is not complete.
     """
-    usage = read_usage(run, config) or Usage(complete=not any(run.glob(f"*/{MANIFEST}")))
-    usage.complete, usage.running, usage.starts = usage.complete and not usage.running, True, usage.starts + 1
+    earlier, phases = read_usage(run, config), _finished_phases(run)
+    usage = Usage(complete=not any(run.glob(f"*/{MANIFEST}")), running=True, starts=1)
+    if earlier is not None and phases is None:
+        usage.add(earlier)
     _write_usage(run, config, usage)
     began, cpu = time.monotonic(), time.process_time()
     meter = _start_meter()
@@ -79,7 +90,17 @@ def measure_usage(run: Path, config: RunConfig) -> Iterator[Usage]:
             meter.stop()
             if (measured := getattr(meter, "final_emissions_data", None)) is not None:  # None if codecarbon failed; it logs the reason
                 usage.kwh = (usage.kwh or 0.0) + float(measured.energy_consumed)
+        if earlier is not None and phases and _finished_phases(run) == phases:  # only later stages were made again
+            usage.add(earlier)
         _write_usage(run, config, usage)
+
+
+def _finished_phases(run: Path) -> Mapping[str, str] | None:
+    """Return the keys of the phases of a run that is finished, None of one that is not."""
+    with contextlib.suppress(ArtifactError):  # a damaged record is written again
+        if (record := read_record(run)) is not None and record.finished:
+            return {name: key for name, key in record.stages.items() if name.startswith("phase-")}
+    return None
 
 
 def _read_usages(run: Path) -> dict[str, dict[str, Any]]:
