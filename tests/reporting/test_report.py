@@ -26,7 +26,7 @@ from cramlm.linear.files import read_setting
 from cramlm.pipeline.run import run
 from cramlm.records import Event
 from cramlm.reporting.charts import Estimate, Line, interval_chart, line_chart, ticks
-from cramlm.reporting.comparison import names_of, sign_test
+from cramlm.reporting.comparison import compare_runs, names_of, sign_test
 from cramlm.reporting.page import environment, refresh_report, report_page, write_report
 from cramlm.reporting.record import read_run
 from damaging import edit_json
@@ -212,6 +212,19 @@ def test_a_comparison_of_runs_shows_each_model_once(tiny_run: Path, linear_runs:
     parameters = [json.loads((run / "export/provenance.json").read_bytes())["parameters"] for run in (encoder, *linear)]
     assert min(parameters) < 50_000, "0.0 million"
     assert all(f"{number:,}" in words for number in parameters)
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_runs_on_other_training_texts_are_comparable_and_runs_scored_on_other_texts_are_not(split: str, tmp_path: Path) -> None:
+    paths = write_task(tmp_path / "data", documents=0)
+    for name in ("before", "after"):
+        config = recipes.tfidf(**{each: paths[each] for each in ("train", "dev", "test")})
+        run(load_config(apply_overrides(config.model_dump(mode="json"), ["baseline.c=[3.0]"])), out=tmp_path / name)
+        write_jsonl(Path(paths[split]), [*read_jsonl(Path(paths[split])), {"text": "wave ship harbour", "label": "sea"}])
+    runs = [tmp_path / "before", tmp_path / "after"]
+    words = Page(write_report(runs, tmp_path / "runs.html").read_text("utf-8")).words
+    assert ("trained on different texts" in words, "not comparable" in words) == (split == "train", split == "test")
+    assert (compare_runs(runs)["scores"]["rows"][1]["against"] is None) == (split == "test")
 
 
 def test_the_page_of_an_unchanged_run_is_identical_and_not_written_again(copied: Path) -> None:

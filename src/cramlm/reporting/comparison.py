@@ -14,23 +14,26 @@ from cramlm.reporting.record import LINEAR_STAGES, Json, RunRecord, read_run, ta
 from cramlm.reporting.sections import Data, capital, estimate_of, score_chart
 
 _SPLITS = ("test", "dev")
+_EVALUATED, _TRAINED_ON = (*_SPLITS, "labels"), ("train", "unlabelled")  # of the fingerprint of a task
 
 
 def compare_runs(paths: Sequence[Path]) -> Data:
     """Read the runs at `paths` and compare them with the first one.
 
-    different_data: True if the runs use different task data. scores, labels: None if there is nothing to show. settings: the
-    values of every setting that differs, one per run, None for a run without it.
+    different_data: True if the runs are evaluated on different data. different_training: True if they are trained on different texts of
+    the task. scores, labels: None if there is nothing to show. settings: the values of every setting that differs, one per run, None for
+    a run without it.
 
     Raises:
         ArtifactError: if a folder is not a run, is damaged, or was written by another version. UsageError: if the kinds of task differ.
     """
     runs = dict(zip(names_of(paths), map(read_run, paths), strict=True))
     scored = {name: run for name, run in runs.items() if run.own_scores}
-    tasks = [task_used(run.stages) for run in runs.values()]
+    tasks = [task for run in runs.values() if (task := task_used(run.stages))]
     return {
         "runs": list(runs),
-        "different_data": any(first[split] != other[split] for first in tasks for other in tasks for split in first.keys() & other.keys()),
+        "different_data": any(len({task[name] for task in tasks if name in task}) > 1 for name in _EVALUATED),
+        "different_training": any(len({task.get(name) for task in tasks}) > 1 for name in _TRAINED_ON),
         "unfinished": [name for name in runs if name not in scored],
         "scores": _scores(scored) if scored else None,
         "labels": _labels(scored),
@@ -121,9 +124,9 @@ def _linear_models(runs: Mapping[str, RunRecord], split: str) -> dict[str, Json]
 def _against(run: RunRecord, first: RunRecord, split: str) -> Data | None:
     """Return how many rows only this run and only the first run predicts correctly, and the p of a sign test.
 
-    None for the first run itself, for other task data, and for a regression.
+    None for the first run itself, for other rows of the split, and for a regression.
     """
-    if run is first or task_used(run.stages) != task_used(first.stages) or run.config.task.kind == "regression":
+    if run is first or task_used(run.stages)[split] != task_used(first.stages)[split] or run.config.task.kind == "regression":
         return None
     correct = [[line["predicted"] == line["label"] for line in each.predictions[split]] for each in (run, first)]
     only_this = sum(a and not b for a, b in zip(*correct, strict=True))
