@@ -89,10 +89,11 @@ def test_positional_and_vertical_heads_are_counted_separately(tokenizer: Tokeniz
 
 
 def test_the_table_and_the_picture_show_models_side_by_side(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    for name, encoder in zip(("one", "two"), SHAPES, strict=True):
-        save_mlm(build(encoder, tokenizer), tokenizer, tmp_path / name, max_length=32)
-    found = measure_heads([tmp_path / "one", tmp_path / "two"], EXAMPLES, max_length=64, emit=silent)
-    assert list(found) == ["one", "two"]
+    folders = [tmp_path / "one/1", tmp_path / "two/1"]
+    for folder, encoder in zip(folders, SHAPES, strict=True):
+        save_mlm(build(encoder, tokenizer), tokenizer, folder, max_length=32)
+    found = measure_heads(folders, EXAMPLES, max_length=64, emit=silent)
+    assert list(found) == ["one", "two"], "named as in a report of several runs"
     sure = HeadShares(np.array([[0.9, 0.2], [0.95, 0.0]]), np.array([[0.0, 0.9], [0.0, 0.91]]), 10)
     table = markdown({"one": sure})
     assert "| 1 | 1 of 2 (50 %) | 0 of 2 (0 %) |" in table

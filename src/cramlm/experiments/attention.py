@@ -31,6 +31,7 @@ from cramlm.model.operations import Rotation
 from cramlm.model.tokenizer import Tokenizer
 from cramlm.records import Emit, Event, Example
 from cramlm.reporting.charts import Bars, bar_panels
+from cramlm.reporting.comparison import names_of
 from cramlm.storage.artifacts import publish_file
 from cramlm.training.sequences import pack
 
@@ -157,7 +158,7 @@ def _full_stops(tokenizer: Tokenizer) -> list[int]:
 
 
 def measure_heads(models: Sequence[Path], examples: Sequence[Example], *, max_length: int, emit: Emit) -> dict[str, HeadShares]:
-    """Return the head statistics of every model over the same texts, by folder name.
+    """Return the head statistics of every model over the same texts, by the name of its folder (`names_of`).
 
     models: runs, exported models, their `mlm` folders, or Hugging Face model folders.
 
@@ -165,9 +166,7 @@ def measure_heads(models: Sequence[Path], examples: Sequence[Example], *, max_le
         ArtifactError: if a model cannot be read.
     """
     heads: dict[str, HeadShares] = {}
-    for path in models:
-        name = path.resolve().name
-        name = name if name not in heads else str(path)
+    for name, path in zip(names_of(models), models, strict=True):
         pretrained = open_pretrained(model_of(path, kinds=ENCODERS))
         tokenizer = pretrained.tokenizer
         model = build_model(
