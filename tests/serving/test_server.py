@@ -320,6 +320,8 @@ def test_without_the_token_only_the_open_paths_respond(held_server: Server) -> N
         assert_refused(response, 401, "token")
         assert response.headers["www-authenticate"] == "Bearer"
         assert held_server.client.get("/metrics", headers=headers).status_code == 401
+    for scheme in ("Bearer", "bearer"):
+        assert held_server.client.get("/metrics", headers={"authorization": f"{scheme} {TOKEN}"}).status_code == 200
     for path in ("/healthz", "/readyz", "/openapi.json", "/"):
         assert held_server.client.get(path).status_code == 200
         if path != "/openapi.json":

@@ -110,7 +110,7 @@ class CheckAccess:
 
     def __init__(self, app: ASGIApp, *, token: str | None) -> None:
         self._app = app
-        self._expected = None if token is None else f"Bearer {token}".encode()
+        self._expected = None if token is None else token.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
@@ -118,9 +118,10 @@ class CheckAccess:
         await (error or self._app)(scope, receive, send)
 
     def _check_token(self, path: str, headers: Headers) -> JSONResponse | None:
-        token = headers.get("authorization", "").encode("latin-1")
+        scheme, _, token = headers.get("authorization", "").partition(" ")
         # In constant time, so that the time of a refusal says nothing about the token.
-        if path in OPEN_PATHS or hmac.compare_digest(token, self._expected or b""):
+        is_right = hmac.compare_digest(token.encode("latin-1"), self._expected or b"")
+        if path in OPEN_PATHS or (is_right and scheme.lower() == "bearer"):  # a scheme in any case (RFC 9110, section 11.1)
             return None
         reason = "the token is missing or wrong; send the header `Authorization: Bearer TOKEN`"
         return error_response(401, reason, {"www-authenticate": "Bearer"})
