@@ -84,6 +84,25 @@ def test_a_file_without_rows_stops_a_corpus_unless_bad_rows_are_skipped(tmp_path
     assert next(event.message for event in events if event.kind == "warning").startswith(f"{tmp_path}/raw/b.{suffix}: no rows")
 
 
+def test_files_in_a_folder_that_are_not_read_are_counted_and_named(tmp_path: Path) -> None:
+    raw = tmp_path / "raw"
+    write_jsonl(raw / "sub/a.jsonl", [{"text": "One text."}])
+
+    def notes(store: str, *files: Path) -> list[str]:
+        events: list[Event] = []
+        build_corpus(CorpusConfig(files=tuple(map(str, files))), tmp_path / store, emit=events.append)
+        return [event.message for event in events if event.kind == "note"]
+
+    assert notes("a", raw) == []
+    (raw / ".hidden.pdf").touch()
+    (raw / "old.zip").touch()
+    assert notes("b", raw) == [f"left out by name: 1 file, like {raw}/old.zip"]
+    described = write_jsonl(raw / "sub/wiki.json", [{"text": "Another text."}])
+    assert notes("c", raw) == [f"left out by name: 2 files, like {described} (a .json file is read if it is passed by name)"]
+    assert notes("d", raw, described) == [f"left out by name: 1 file, like {raw}/old.zip"]
+    assert notes("e", described) == []
+
+
 @pytest.mark.parametrize(("rows", "options"), [([{"text": " "}], {}), ([], {"on_bad_row": "skip"})], ids=["blank rows", "no rows"])
 def test_a_corpus_without_a_document_is_bad_data(tmp_path: Path, rows: list[dict[str, str]], options: dict[str, Any]) -> None:
     with pytest.raises(DataError, match="0 documents"):

@@ -59,7 +59,7 @@ from cramlm.data.parts import (
 from cramlm.errors import ArtifactError, DataError, brief, counted, size
 from cramlm.io.executors import Executor, Processes
 from cramlm.io.machine import available_cores
-from cramlm.io.paths import FileStamp, RemoteFile, name_files
+from cramlm.io.paths import FileStamp, RemoteFile, files_left_out, name_files
 from cramlm.records import BoolArray, Document, Emit, Event, Int32Array, IntArray, count, silent
 from cramlm.storage.arrays import map_array, offsets_of, read_array, save_array, separated, spread
 from cramlm.storage.artifacts import MANIFEST, hash_json, open_artifact, published_folders, raise_if_checking, shared_stage, write_json
@@ -251,6 +251,10 @@ def build_corpus(
         emit(Event("note", KIND, f"reading from {origin}"))
 
     def write(folder: Path) -> None:
+        if others := files_left_out(config.files):
+            described = next((file for file in others if file.suffix.lower() == ".json"), None)
+            like = str(others[0]) if described is None else f"{described} (a .json file is read if it is passed by name)"
+            emit(Event("note", KIND, f"left out by name: {counted(len(others), 'file')}, like {like}"))
         read = _read_parts(plans, store, executor or _processes(plans, store, workers), emit)
         statistics = merge_parts(plans, store, folder)
         data = {**statistics, "files": len(statistics["files"])}

@@ -195,7 +195,7 @@ def expand_files(patterns: Iterable[str]) -> list[Path]:
     for pattern in patterns:
         path = at_home(pattern)
         if path.is_dir():
-            files |= _files_below(path)
+            files |= _files_below(path)[0]
         elif any(character in pattern for character in "*?[") and not os.path.lexists(path):
             matches = {Path(match) for match in glob.glob(str(path), recursive=True)}  # noqa: PTH207 - takes absolute patterns, Path.glob does not
             if not matches:
@@ -217,11 +217,25 @@ def expand_files(patterns: Iterable[str]) -> list[Path]:
     return sorted(unique.values())
 
 
-def _files_below(folder: Path) -> set[Path]:
-    """Return the data files in and below a folder, without hidden ones and without results of cramlm below it. Raises as `expand_files`."""
+def files_left_out(names: Iterable[str]) -> list[Path]:
+    """Return the files below the local folders among these names that are not read, because their names are not those of data.
+
+    Raises:
+        UsageError, EnvironmentFault: as `expand_files`.
+    """
+    local = [name for name in names if not is_remote(name)]
+    others = {file for name in local if (path := at_home(name)).is_dir() for file in _files_below(path)[1]}
+    return sorted(others.difference(expand_files(local))) if others else []
+
+
+def _files_below(folder: Path) -> tuple[set[Path], set[Path]]:
+    """Return the data files in and below a folder, and the other ones, without hidden files and without results of cramlm below it.
+
+    Raises as `expand_files`.
+    """
     files: set[Path] = set()
+    others: set[Path] = set()
     results: list[Path] = []
-    described: list[Path] = []
 
     def fail(error: OSError) -> None:
         raise error
@@ -234,13 +248,17 @@ def _files_below(folder: Path) -> set[Path]:
                 subfolders.clear()
                 continue
             subfolders[:] = [each for each in subfolders if not each.startswith(".")]
-            files |= {here / each for each in names if is_data_file(PurePath(each)) and _is_regular(here / each)}
-            described += [here / each for each in names if each.lower().endswith(".json")]
+            for path in (here / each for each in names if not each.startswith(".")):
+                if not is_data_file(PurePath(path.name)):
+                    others.add(path)
+                elif _is_regular(path):
+                    files.add(path)
     if not files:
+        described = [path for path in others if path.suffix.lower() == ".json"]
         found = f"results of cramlm, like {min(results)}," if results else f".json files, like {min(described)}," if described else ""
         also = f" ({found} are read if they are passed by name)" if found else ""
         raise UsageError(f"{folder}: no data file in this folder{also}; {_NAMES}")
-    return files
+    return files, others
 
 
 def _without_results(files: set[Path], pattern: Path) -> set[Path]:
