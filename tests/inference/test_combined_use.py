@@ -111,9 +111,12 @@ def test_auto_precision_gives_the_combined_labels_of_fp32(finished: Path) -> Non
 
 
 def test_the_folder_without_its_combination_is_a_plain_encoder(loose: Path) -> None:
+    shutil.rmtree(loose / COMBINATION_FOLDER / "bayes")  # as if the combination left it out
+    with pytest.raises(UsageError, match=r"holds no model 'bayes' .*; choose the part combined or encoder or tfidf or static"):
+        Predictor.load(loose, model_part="bayes")
     shutil.rmtree(loose / COMBINATION_FOLDER)
     assert isinstance(Predictor.load(loose), Predictor)
-    with pytest.raises(UsageError, match=r"holds no model 'static'"):
+    with pytest.raises(UsageError, match=r"holds no model 'static' beside its encoder; choose the part encoder$"):
         Predictor.load(loose, model_part="static")
 
 

@@ -26,7 +26,7 @@ from cramlm.inference.base import BasePredictor, EncoderPredictor, WordSpans, ar
 from cramlm.linear.files import MODEL_FILE, WEIGHTS_FILE, is_linear
 from cramlm.model.huggingface.config import refuse_pickles
 from cramlm.model.tokenizer import TOKENIZER_FILE, UNCUT
-from cramlm.records import COMBINED, BoolArray, Example, FloatArray, IntArray, TaskKind
+from cramlm.records import COMBINED, LINEAR_NAMES, BoolArray, Example, FloatArray, IntArray, TaskKind
 from cramlm.storage.artifacts import check_files
 from cramlm.storage.locks import damage_named
 from cramlm.text.words import word_pattern
@@ -246,7 +246,9 @@ def load_linear(folder: Path, model_part: ModelPart) -> LinearPredictor:
             raise UsageError(f"{folder}: is the linear model {predictor.model.name!r} alone; leave out the part {model_part!r}")
         return predictor
     if not (folder / COMBINATION_FOLDER / model_part).is_dir():
-        raise UsageError(f"{folder}: holds no model {model_part!r} beside its encoder; choose the part combined or encoder")
+        linear = [name for name in LINEAR_NAMES if (folder / COMBINATION_FOLDER / name).is_dir()]
+        parts = " or ".join([*([COMBINED] if has_combination(folder) else []), "encoder", *linear])
+        raise UsageError(f"{folder}: holds no model {model_part!r} beside its encoder; choose the part {parts}")
     return _load_part(folder, model_part)
 
 
