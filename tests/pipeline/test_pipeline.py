@@ -333,8 +333,12 @@ def test_a_budget_sets_all_open_settings_and_a_second_call_keeps_the_plan(tmp_pa
     )
     joint, finetune = config.phases
     config = config.model_copy(update={"phases": (joint.model_copy(update={"batch_size": 512}), finetune)})
-    first = run(config, out=tmp_path / "run", store=tmp_path / "store")
-    assert (tmp_path / "run/schedule-2-finetune/schedule.json").is_file()
+    seen: list[Event] = []
+    first = run(config, out=tmp_path / "run", store=tmp_path / "store", emit=seen.append)
+    schedules = [json.loads((tmp_path / f"run/{name}/schedule.json").read_bytes()) for name in ("schedule", "schedule-2-finetune")]
+    steps = [schedule["phases"][1]["steps"] for schedule in schedules]
+    again = [event.message for event in seen if event.message.startswith("planned again: finetune")]
+    assert [message.rpartition("; ")[2] for message in again] == ([f"at the start: {steps[0]} steps"] if steps[0] != steps[1] else [])
     assert first.scores["flops"]["executed"] == pytest.approx(4e9, rel=0.1)
     assert all(phase.steps and phase.max_length and phase.evaluate_every for phase in first.config.phases)
     second = run(config, out=tmp_path / "run", store=tmp_path / "store")

@@ -474,9 +474,8 @@ def replan(run: RunContext, planned: Schedule, ended: Sequence[FinishedPhase]) -
         for before, phase in zip(planned.phases[number:], phases[number:], strict=True):
             if before != phase:
                 seconds = budget.phase_amount(phase, sizes, speed) * planned.seconds_per_unit
-                run.emit(
-                    Event("plan", name, f"planned again: {budget.describe(phase, sizes, seconds=seconds)}; before: {before.steps:,} steps")
-                )
+                now = budget.describe(phase, sizes, seconds=seconds)
+                run.emit(Event("plan", name, f"planned again: {now}; at the start: {before.steps:,} steps"))
 
     inputs = {"schedule": planned.fingerprint, "done": ended[-1].artifact.fingerprint}
     return _read_schedule(run.build(Stage(name, 1, {}, inputs, write, kind="schedule"))).phases
