@@ -181,6 +181,8 @@ def test_a_finished_run_of_other_texts_or_code_runs_again_and_the_reason_is_prin
 
 def test_a_run_on_a_subsample_runs_again_after_a_change_of_the_training_file_and_not_on_another_file(tmp_path: Path) -> None:
     task = write_task(tmp_path / "sea", documents=0)
+    with pytest.raises(UsageError, match="with all labels no training row is left"):
+        Grid(arms_of(["tfidf"]), (1,), ("all",), {"train": task["train"]}, rest_unlabelled=True)
     grid = Grid(arms_of(["tfidf"]), (1,), ("10",), {"train": task["train"]}, rest_unlabelled=True)
     out, store, seen = tmp_path / "out", tmp_path / "store", list[Event]()
     compare(grid, out=out, store=store)

@@ -153,6 +153,8 @@ def test_a_path_may_start_at_the_home_folder(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "raw").mkdir()
     write_lines(tmp_path / "raw" / "corpus.jsonl", {"text": "some text"})
     assert cramlm.Index.build(["~/raw"], tmp_path / "index").search("text").ids == [["corpus.jsonl:1"]]
+    monkeypatch.setenv("CRAMLM_STORE", "~/store")
+    assert default_store() == tmp_path / "store"
 
 
 def test_a_file_may_be_named_with_a_tilde_and_a_user_may_have_no_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

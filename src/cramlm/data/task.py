@@ -101,7 +101,7 @@ def read_task(config: TaskConfig, *, seed: int, emit: Emit = silent) -> Task:
             emit(Event("warning", KIND, f"{config.train}: label {brief(label)} has 1 training example; too few to learn it"))
     unlabelled = _read_unlabelled(config, (*train, *dev, *test), emit)
     counts = f"{len(train):,} train, {len(dev):,} dev, {len(test):,} test examples"
-    counts += f", {len(unlabelled):,} unlabelled texts" if config.unlabelled else ""
+    counts += f", {counted(len(unlabelled), 'unlabelled text')}" if config.unlabelled else ""
     emit(Event("done", KIND, f"{counts}, {rules.summarize(train_labels, labels)}"))
     return Task(
         tuple(train),

@@ -69,6 +69,13 @@ class Grid:
     settings: tuple[str, ...] = ()
     rest_unlabelled: bool = False
 
+    def __post_init__(self) -> None:
+        """Raise UsageError if no training row can be left out, so that there are no unlabelled ones."""
+        if self.rest_unlabelled and set(self.labels) == {ALL}:
+            raise UsageError(
+                "--rest-unlabelled: with all labels no training row is left; pass a number of labels (--labels 100), or drop it"
+            )
+
     def as_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
         arms = [{"name": arm.name, "source": arm.source, "settings": list(arm.settings)} for arm in self.arms]

@@ -354,7 +354,7 @@ def default_store() -> Path:
         EnvironmentFault: if the user has no home folder.
     """
     if chosen := os.environ.get("CRAMLM_STORE"):
-        return Path(chosen)
+        return Path(os.path.expanduser(chosen))  # noqa: PTH111 - as a shell does; Path.expanduser raises an error for unknown users
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cramlm"
     except RuntimeError as error:
