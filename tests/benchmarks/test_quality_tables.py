@@ -48,13 +48,13 @@ def test_the_tables_of_the_pages_equal_the_results() -> None:
     page = PAGE.read_text("utf-8")
     assert summary(controls) in page, "python benchmarks/quality_tables.py controls 2e13flops"
     assert rungs(models) in page, "python benchmarks/quality_tables.py rungs 2e13flops"
-    for name in ("trained", "unlabelled-trained"):
+    for name in ("weighted", "trained", "unlabelled-trained"):
         table = rungs(json.loads((RESULTS / f"rungs-{name}-2e13flops.json").read_bytes()))
         assert table in page, f"python benchmarks/quality_tables.py rungs {name}-2e13flops"
-    trained, linear = (json.loads((RESULTS / f"rungs-{name}-2e13flops.json").read_bytes()) for name in ("trained", "linear"))
+    weighted, linear = (json.loads((RESULTS / f"rungs-{name}-2e13flops.json").read_bytes()) for name in ("weighted", "linear"))
     assert means(models) in page, "python benchmarks/quality_tables.py means 2e13flops"
     assert means(linear) in page, "python benchmarks/quality_tables.py means linear-2e13flops"
-    assert means(trained) in README.read_text("utf-8"), "python benchmarks/quality_tables.py means trained-2e13flops"
+    assert means(weighted) in README.read_text("utf-8"), "python benchmarks/quality_tables.py means weighted-2e13flops"
 
 
 @pytest.mark.skipif(not README.is_file(), reason="an installed package: the README is not beside it")
