@@ -50,7 +50,7 @@ def main() -> None:
             verdict, model = finished.scores["verdict"], finished.export
     print()
     show_table("Which library does a passage describe? (about 100 labels; scores in percent)", HEADER, list(rows.values()))
-    print("tfidf, bayes, static: linear models on TF-IDF; naive Bayes, also on retrieved text; TF-IDF with word vectors of the raw text.")
+    print("tfidf, bayes, static: linear models on n-grams; naive Bayes, also on retrieved text; n-grams with word vectors of raw text.")
     print("combined: the weighted average of the calibrated log-probabilities of the encoder (tlm) and the linear models.")
     print(f"Verdict of the run: {verdict}")
     print(f"Report: {arguments.out / 'tlm' / 'report.html'}")
