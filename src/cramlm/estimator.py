@@ -36,6 +36,7 @@ from sklearn.utils.validation import check_is_fitted
 from cramlm.data.labels import LARGEST_NUMBER, RULES, format_labels, format_number
 from cramlm.data.task import split_dev, text_key
 from cramlm.errors import ArtifactError, CramError, DataError, UsageError, brief, counted, list_fault
+from cramlm.io.machine import trim_memory
 from cramlm.io.paths import at_home
 from cramlm.records import Emit, Event, Example, FloatArray, TaskKind, silent
 from cramlm.storage.artifacts import MANIFEST, hash_json, open_artifact, publish, publish_file, refuse_foreign
@@ -302,7 +303,9 @@ class CramEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn i
         from cramlm.pipeline.run import run
 
         with _events(self.verbose) as emit:
-            return wait_while_locked(lambda: run(config, out=folder, store=self.store, emit=emit), stage="run", emit=emit)
+            finished = wait_while_locked(lambda: run(config, out=folder, store=self.store, emit=emit), stage="run", emit=emit)
+        trim_memory()  # for the next fold
+        return finished
 
 
 TargetType: TypeAlias = Literal["multiclass", "multilabel-indicator", "multilabel-sequences"]

@@ -37,7 +37,7 @@ from cramlm.experiments.results import (
     totals_of,
 )
 from cramlm.io.executors import Processes
-from cramlm.io.machine import available_cores
+from cramlm.io.machine import available_cores, trim_memory
 from cramlm.io.paths import at_home
 from cramlm.pipeline.run_folder import RECORD, read_record
 from cramlm.records import Emit, Event, silent
@@ -228,6 +228,7 @@ def run_cell(task: dict[str, Any], emit: Emit, *, stop: Callable[[], int | None]
                 run(config, out=folder, overwrite=task["overwrite"], store=task["store"], emit=emit, process=Process(stop or never))
             finally:
                 usage.borrowed_seconds += borrowed_seconds()
+        trim_memory()  # for the next run
     except Stopped:
         raise
     except CramError as error:

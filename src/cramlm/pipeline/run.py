@@ -28,7 +28,7 @@ from cramlm.config.run import RunConfig, load_config
 from cramlm.data.decontamination import without_overlap
 from cramlm.data.task import read_task
 from cramlm.errors import CramError, Stopped, UsageError, brief
-from cramlm.io.machine import available_cores, describe_machine, trim_memory
+from cramlm.io.machine import available_cores, describe_machine
 from cramlm.io.paths import at_home
 from cramlm.model.huggingface.pretrained import start_from
 from cramlm.pipeline import trackers
@@ -108,7 +108,6 @@ def run(
             with confirming(recorder.confirm), shared_stages(context.store, config, emit=emit):
                 config, evaluation = _run_stages(context)
             refresh_report(folder, emit=emit)
-    trim_memory()
     scores = json.loads((evaluation.path / "scores.json").read_bytes())
     # Ends `train.follow` on the other ranks.
     ranks.on_leader(lambda: {"result": {"folder": str(folder), "config": config.model_dump(mode="json"), "scores": scores}})
