@@ -131,7 +131,7 @@ def read_texts(arguments: argparse.Namespace) -> Texts:
     chosen = arguments.out / "selection"
     if not (chosen / SELECTION_FILE).is_file():
         corpus = build_corpus(CorpusConfig(files=(str(arguments.data / "corpus" / "*.jsonl.zst"),)), arguments.store)
-        config = Bm25Config(top_k=50, max_tokens=arguments.selection_tokens)
+        config = Bm25Config(top_k=arguments.top_k, max_tokens=arguments.selection_tokens)
         context = RetrievalContext(arguments.store, 13, build_index(corpus, arguments.store))
         select_documents(config, corpus, task, out=chosen, context=context)
     passages = SelectionTable.open(chosen).texts()
@@ -352,6 +352,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("runs/learning"))
     parser.add_argument("--store", type=Path, default=Path("runs/store"))
     parser.add_argument("--selection-tokens", type=int, default=3_000_000)
+    parser.add_argument("--top-k", type=int, default=50, help="passages retrieved for each text")
     parser.add_argument("--rates", type=float, nargs="+", default=[3e-4, 1e-3, 3e-3])
     parser.add_argument("--sweep-minutes", type=float, default=10.0, help="minutes of the released recipe at each learning rate")
     parser.add_argument("--released-minutes", type=float, default=60.0, help="minutes of the released recipe at the best learning rate")

@@ -18,7 +18,7 @@ from cramlm.errors import DivergedError, EnvironmentFault, Stopped
 from cramlm.model.model import Model
 from cramlm.records import Event
 from cramlm.training.checkpoints import load_newest, save_checkpoint
-from cramlm.training.loop import LossHistory
+from cramlm.training.loop import DevEvaluation, LossHistory, TrainingJob, train_phase
 
 THOROUGH = {"dropout": 0.2, "attention_dropout": 0.1, "optimizer": {"kind": "muon"}, "keep": "best"}
 
@@ -154,6 +154,16 @@ def test_dev_is_evaluated_ten_times_by_default_and_always_after_the_last_step(tm
     evaluate, seen = scripted([0.0] * 100)
     run_phase(make_model(), make_phase(steps=7, evaluate_every=3), tmp_path / "odd", evaluate=evaluate)
     assert len(seen) == 3
+
+
+def test_a_phase_can_be_evaluated_by_a_score_of_the_caller(tmp_path: Path) -> None:
+    events: list[Event] = []
+    dev = DevEvaluation(lambda model, step: {"bits": -5.25}, "bits")
+    phase = make_phase(steps=2, evaluate_every=2)
+    train_phase(
+        make_model(), TrainingJob(make_batches(phase), tmp_path, fingerprint=FINGERPRINT, precision="fp32", dev=dev, emit=events.append)
+    )
+    assert [event.message for event in events if event.kind == "evaluation"] == ["step 2: dev bits -5.25, the best so far"]
 
 
 def test_a_phase_without_labels_is_never_evaluated(tmp_path: Path) -> None:

@@ -298,7 +298,7 @@ class _PhaseRun:
             progress.best_step, progress.best_score = progress.step, score
             if self.phase.keep == "best":
                 self.best = {name: parameter.detach().clone() for name, parameter in self.weights.items()}
-        shown = f"{METRIC_NAMES[metric]} {format_metric(metric, score)}"
+        shown = _shown(metric, score)
         message = f"step {progress.step}: dev {shown}" + (", the best so far" if is_best else "")
         data = {"step": progress.step, "best": is_best, "scores": dict(scores)}
         self.job.emit(Event("evaluation", self.job.stage, message, data=data))
@@ -336,8 +336,7 @@ class _PhaseRun:
         progress, stage = self.progress, self.job.stage
         message = f"{counted(progress.step, 'step')}, {progress.tokens:,} tokens in {progress.seconds:.0f} s"
         if progress.best_score is not None and self.job.dev is not None:
-            metric = self.job.dev.metric
-            message += f", best dev {METRIC_NAMES[metric]} {format_metric(metric, progress.best_score)} at step {progress.best_step}"
+            message += f", best dev {_shown(self.job.dev.metric, progress.best_score)} at step {progress.best_step}"
         self.job.emit(Event("done", stage, message, done=progress.step, total=self.steps, unit="steps"))
         return PhaseResult(
             name=self.phase.name,
@@ -445,6 +444,10 @@ class Updater:
             "nothing of this step was kept. Lower optimizer.learning_rate or optimizer.muon_learning_rate, raise schedule.warmup_fraction, "
             "or set precision = 'fp32'"
         )
+
+
+def _shown(metric: str, score: float) -> str:
+    return f"{METRIC_NAMES[metric]} {format_metric(metric, score)}" if metric in METRIC_NAMES else f"{metric} {score:.4g}"
 
 
 @contextmanager
