@@ -27,7 +27,7 @@ from cramlm.retrieval.bm25.search import Scoring
 from cramlm.retrieval.index import IndexSettings
 from cramlm.retrieval.selection import SelectionTable
 from cramlm.retrieval.trec import MEASURES, measure, read_qrels, run_lines
-from cramlm.storage.artifacts import default_store
+from cramlm.storage.stages import default_store
 from damaging import edit_json
 from server_process import PATIENCE
 

@@ -21,19 +21,9 @@ import pytest
 from artifact_fixtures import NEW, OLD, break_disk, contents, die, fail_at_call, in_child, publish_version, writer
 from cramlm.errors import ArtifactError, DataError, EnvironmentFault, UsageError
 from cramlm.records import silent
-from cramlm.storage.artifacts import (
-    MANIFEST,
-    SMALL_FILE,
-    explain_difference,
-    hash_json,
-    open_artifact,
-    publish,
-    publish_file,
-    refuse_output,
-    stage,
-    verify,
-)
+from cramlm.storage.artifacts import MANIFEST, SMALL_FILE, hash_json, open_artifact, publish, publish_file, refuse_output, verify
 from cramlm.storage.locks import environment_faults, lock, published_path, temporary_name
+from cramlm.storage.stages import explain_difference, stage
 
 
 def test_a_stage_that_runs_again_names_the_settings_with_their_values_and_the_data_without_hashes() -> None:

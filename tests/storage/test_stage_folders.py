@@ -16,18 +16,9 @@ from hypothesis import strategies as st
 from artifact_fixtures import NEW, OLD, ReleasedWhenWaitedFor, contents, die, in_child, publish_version, writer
 from cramlm.errors import ArtifactError, LockedError, UsageError
 from cramlm.records import Event, silent
-from cramlm.storage.artifacts import (
-    StagePool,
-    borrowed_seconds,
-    explain_difference,
-    pooled,
-    publish,
-    remove_least_recently_used,
-    shared_stage,
-    stage,
-    verify,
-)
+from cramlm.storage.artifacts import publish, verify
 from cramlm.storage.locks import lock, lock_file, wait_limit
+from cramlm.storage.stages import StagePool, borrowed_seconds, explain_difference, pooled, remove_least_recently_used, shared_stage, stage
 
 
 def test_a_second_builder_is_told_who_holds_the_lock(tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ def check(
     from cramlm.data.task import RowFormat
     from cramlm.data.validation import check_corpus, check_files, describe
     from cramlm.retrieval.index import Index
-    from cramlm.storage.artifacts import default_store
+    from cramlm.storage.stages import default_store
 
     if corpus and index is not None:
         raise UsageError("--corpus and --index exclude each other; drop one")

@@ -243,7 +243,7 @@ def doctor() -> None:
 def machine_lines() -> Iterator[tuple[str, str]]:
     """Yield (name, value) lines about this machine. Imports torch."""
     from cramlm import __version__
-    from cramlm.storage.artifacts import default_store
+    from cramlm.storage.stages import default_store
 
     yield "cramlm", __version__
     yield "python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"

@@ -62,8 +62,9 @@ from cramlm.io.machine import available_cores
 from cramlm.io.paths import FileStamp, RemoteFile, files_left_out, name_files
 from cramlm.records import BoolArray, Document, Emit, Event, Int32Array, IntArray, count, silent
 from cramlm.storage.arrays import map_array, offsets_of, read_array, save_array, separated, spread
-from cramlm.storage.artifacts import MANIFEST, hash_json, open_artifact, published_folders, raise_if_checking, shared_stage, write_json
+from cramlm.storage.artifacts import MANIFEST, hash_json, open_artifact, published_folders, write_json
 from cramlm.storage.locks import damage_named, lock, wait_while_locked
+from cramlm.storage.stages import raise_if_checking, shared_stage
 
 KIND: Final = STAGE
 CODE_FORMAT: Final = 4  # increase when the same parts give other files

@@ -61,8 +61,9 @@ from cramlm.storage.arrays import (
     spread,
     text_buffers,
 )
-from cramlm.storage.artifacts import hash_json, open_artifact, stage, write_json
+from cramlm.storage.artifacts import hash_json, open_artifact, write_json
 from cramlm.storage.locks import damage_named, environment_faults
+from cramlm.storage.stages import stage
 from cramlm.text.words import MeasuredText, cut_passages
 
 KIND: Final = "part"

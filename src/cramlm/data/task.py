@@ -23,7 +23,8 @@ from cramlm.io.paths import STDIN, stamp_input
 from cramlm.io.readers import MAX_RECORD_BYTES, Reader
 from cramlm.io.rows import Column, has_remedy
 from cramlm.records import Emit, Event, Example, Scale, Split, Task, TaskKind, silent
-from cramlm.storage.artifacts import Artifact, hash_json, open_artifact, stage, verify
+from cramlm.storage.artifacts import Artifact, hash_json, open_artifact, verify
+from cramlm.storage.stages import stage
 from cramlm.text.markers import Markers
 from cramlm.text.words import spaced_name
 

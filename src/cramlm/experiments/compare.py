@@ -43,8 +43,9 @@ from cramlm.pipeline.run_folder import RECORD, read_record
 from cramlm.records import Emit, Event, silent
 from cramlm.retrieval.bm25.analysis import Analyzer
 from cramlm.retrieval.bm25.index import build_index
-from cramlm.storage.artifacts import borrowed_seconds, default_store, publish_file, refuse_other_files
+from cramlm.storage.artifacts import publish_file, refuse_other_files
 from cramlm.storage.locks import lock, lock_file
+from cramlm.storage.stages import borrowed_seconds, default_store
 
 TABLE, PLOT, RESULTS = "table.md", "scores.svg", "results.json"
 Failure: TypeAlias = tuple[str, int]

@@ -35,7 +35,8 @@ from cramlm.linear.model import LinearModel
 from cramlm.model.prompts import prompt_json
 from cramlm.model.tokenizer import Tokens
 from cramlm.records import Emit, Event, FloatArray, silent
-from cramlm.storage.artifacts import Artifact, stage, write_json
+from cramlm.storage.artifacts import Artifact, write_json
+from cramlm.storage.stages import stage
 from cramlm.training.sequences import pack
 
 if TYPE_CHECKING:

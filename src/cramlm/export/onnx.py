@@ -45,7 +45,8 @@ from cramlm.model.heads import BertClassifier, Classifier, ModernBertClassifier
 from cramlm.model.huggingface.folder import LoadedModel, load_classifier
 from cramlm.model.model import Model
 from cramlm.records import Emit, Event, Example, FloatArray, silent
-from cramlm.storage.artifacts import Artifact, hash_file, hash_json, refuse_foreign, stage, write_json
+from cramlm.storage.artifacts import Artifact, hash_file, hash_json, refuse_foreign, write_json
+from cramlm.storage.stages import stage
 
 KIND = "onnx"
 CODE_FORMAT = 5  # raise it when the same model would give another folder

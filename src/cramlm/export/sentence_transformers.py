@@ -33,7 +33,8 @@ from cramlm.model.sentences import SentenceEncoder
 from cramlm.model.tokenizer import TOKENIZER_FILE
 from cramlm.records import Emit, Event, Example, silent
 from cramlm.storage.arrays import unit_vectors
-from cramlm.storage.artifacts import Artifact, hash_file, hash_json, refuse_foreign, stage
+from cramlm.storage.artifacts import Artifact, hash_file, hash_json, refuse_foreign
+from cramlm.storage.stages import stage
 from cramlm.storage.tensors import save_tensors
 
 KIND: Final = "sentence-transformers"

@@ -30,7 +30,8 @@ from cramlm.model.tokenizer import Tokens
 from cramlm.records import Diacritics, Emit, Event, FloatArray, Int32Array, IntArray, silent
 from cramlm.retrieval.bm25.analysis import PLAIN, Analyzer, Vocabulary
 from cramlm.storage.arrays import offsets_of, spread, unit_vectors
-from cramlm.storage.artifacts import Artifact, hash_json, shared_stage
+from cramlm.storage.artifacts import Artifact, hash_json
+from cramlm.storage.stages import shared_stage
 
 KIND: Final = "word-vectors"
 CODE_FORMAT: Final = 2  # increase when the same corpus gives other files

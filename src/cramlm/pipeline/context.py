@@ -27,9 +27,10 @@ from cramlm.model.tokenizer import SpanArray, Tokenizer, Tokens
 from cramlm.planning.budget import Speed
 from cramlm.records import Emit, Event, FloatArray, Task, silent
 from cramlm.retrieval.selection import SelectionTable
-from cramlm.storage import artifacts
-from cramlm.storage.artifacts import Artifact, StagePool, borrowed_seconds, pooled
+from cramlm.storage import stages
+from cramlm.storage.artifacts import Artifact, hash_json
 from cramlm.storage.locks import environment_faults, limit_in_environment, make_folder
+from cramlm.storage.stages import StagePool, borrowed_seconds, pooled
 from cramlm.training.ranks import ALONE, Ranks, never
 
 if TYPE_CHECKING:
@@ -199,10 +200,10 @@ class RunContext:
         return None if seconds is None else seconds - self.elapsed
 
     def build(self, stage: Stage) -> Artifact:
-        """Return the published folder of a stage: the present one if its key is equal, else a new one (storage/artifacts.py)."""
+        """Return the published folder of a stage: the present one if its key is equal, else a new one (storage/stages.py)."""
         folder, kind = self.folder / stage.name, stage.kind or stage.name
         keys = {"key": stage.key, "shared_key": stage.shared_key}
-        return artifacts.stage(folder, kind=kind, write=stage.write, emit=self.emit, name=stage.name, **keys)
+        return stages.stage(folder, kind=kind, write=stage.write, emit=self.emit, name=stage.name, **keys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +220,7 @@ def fingerprint(chosen: SelectedPassages | None) -> str | None:
     if chosen is None:
         return None
     retrieved = chosen.artifact.fingerprint
-    return artifacts.hash_json([retrieved, *chosen.unlabelled]) if chosen.unlabelled else retrieved
+    return hash_json([retrieved, *chosen.unlabelled]) if chosen.unlabelled else retrieved
 
 
 def phases_by_name(phases: Sequence[PhaseConfig]) -> dict[str, Any]:

@@ -37,8 +37,9 @@ from cramlm.pipeline.run_folder import EventLog, Recorder, folder_for, read_reco
 from cramlm.pipeline.stages import evaluate, linear, text
 from cramlm.records import Emit, Event, silent
 from cramlm.reporting.page import refresh_report
-from cramlm.storage.artifacts import Artifact, StaleStage, checking, confirming, default_store
+from cramlm.storage.artifacts import Artifact
 from cramlm.storage.locks import lock
+from cramlm.storage.stages import StaleStage, checking, confirming, default_store
 from cramlm.training.ranks import Ranks
 
 

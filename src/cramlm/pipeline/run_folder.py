@@ -6,7 +6,7 @@
     usage.json      the cost of each call, in an experiment
 
 A published stage that is not in the record comes from a call with other settings, or from an interrupted one, and does not belong to
-run.toml. `artifacts.stage` alone decides what is up to date; the record stores its decisions.
+run.toml. `stages.stage` alone decides what is up to date; the record stores its decisions.
 """
 
 from __future__ import annotations

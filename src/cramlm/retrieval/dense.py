@@ -26,8 +26,9 @@ from cramlm.records import Emit, Event, FloatArray, IntArray
 from cramlm.retrieval.queries import query_texts
 from cramlm.retrieval.ranking import STAGE, Fills, Proposal, QueryCounts, best_of_hits, cap_per_query, of_parts, search_deeper
 from cramlm.storage.arrays import ArrayFile
-from cramlm.storage.artifacts import hash_json, shared_stage
+from cramlm.storage.artifacts import hash_json
 from cramlm.storage.locks import raise_if_refused
+from cramlm.storage.stages import shared_stage
 
 CODE_FORMAT: Final = 1  # increase when the same encoder gives other vectors
 _PASSAGES: Final = 4096  # vectors multiplied at a time

@@ -37,8 +37,9 @@ from cramlm.io.threads import Workers
 from cramlm.records import Emit, Event, IntArray
 from cramlm.retrieval.ranking import STAGE, Fills, Proposal, of_parts, one_each
 from cramlm.storage.arrays import read_array, save_array, separated
-from cramlm.storage.artifacts import hash_json, shared_stage
+from cramlm.storage.artifacts import hash_json
 from cramlm.storage.locks import raise_if_refused
+from cramlm.storage.stages import shared_stage
 from cramlm.text.ngrams import BLOCK, Doubles, Ngrams, count, hash_block, hash_texts, log_probabilities
 
 

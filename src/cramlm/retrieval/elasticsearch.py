@@ -42,7 +42,8 @@ from cramlm.records import Document, Emit, Event, FloatArray, silent
 from cramlm.retrieval.queries import first_words
 from cramlm.retrieval.ranking import MOST_FAILED, Fills, Proposal, QueryCounts, Ranking, cap_per_query
 from cramlm.storage.arrays import read_array, save_array
-from cramlm.storage.artifacts import hash_json, shared_stage, write_json
+from cramlm.storage.artifacts import hash_json, write_json
+from cramlm.storage.stages import shared_stage
 
 if TYPE_CHECKING:
     from elastic_transport import Transport

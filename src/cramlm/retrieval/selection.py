@@ -46,7 +46,8 @@ from cramlm.retrieval.ranking import (
 from cramlm.retrieval.retrievers import RetrievalContext, build_retriever, check_bounded
 from cramlm.retrieval.statistics import compare_with_corpus
 from cramlm.storage.arrays import check_column, column_numbers, number_column, open_table, save_table, string_column
-from cramlm.storage.artifacts import Artifact, hash_json, open_artifact, stage, write_json
+from cramlm.storage.artifacts import Artifact, hash_json, open_artifact, write_json
+from cramlm.storage.stages import stage
 
 KIND: Final = STAGE
 SELECTION_FILE: Final = "selection.arrow"

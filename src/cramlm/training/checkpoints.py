@@ -23,8 +23,9 @@ from torch import Tensor
 
 from cramlm.errors import ArtifactError
 from cramlm.records import Emit, Event
-from cramlm.storage.artifacts import explain_difference, open_artifact, publish, verify, write_json
+from cramlm.storage.artifacts import open_artifact, publish, verify, write_json
 from cramlm.storage.locks import environment_faults
+from cramlm.storage.stages import explain_difference
 from cramlm.storage.tensors import read_tensors, save_tensors
 
 KIND = "checkpoint"

@@ -22,7 +22,8 @@ from cramlm.pipeline.stages.linear import model_fingerprint, read_held_out
 from cramlm.pipeline.stages.text import marker_inserter
 from cramlm.records import Event, Example, FloatArray, IntArray, TaskKind
 from cramlm.storage.arrays import read_array, save_array
-from cramlm.storage.artifacts import Artifact, write_shared_part
+from cramlm.storage.artifacts import Artifact
+from cramlm.storage.stages import write_shared_part
 from cramlm.text.markers import MarkerInserter
 
 _VERSION: Final = 12

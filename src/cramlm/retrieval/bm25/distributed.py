@@ -50,8 +50,9 @@ from cramlm.retrieval.bm25.search import (
 )
 from cramlm.retrieval.bm25.segment import Segment, load_array
 from cramlm.storage.arrays import ArrayFile, joined, offsets_of, read_array, save_array
-from cramlm.storage.artifacts import MANIFEST, Artifact, hash_json, kind_of_artifact, open_artifact, stage, verify, write_json
+from cramlm.storage.artifacts import MANIFEST, Artifact, hash_json, kind_of_artifact, open_artifact, verify, write_json
 from cramlm.storage.locks import damage_named, environment_faults, wait_while_locked
+from cramlm.storage.stages import stage
 
 CODE_FORMAT: Final = 3  # increase when the same search gives other files
 MAX_GROUPS: Final = 256  # a group has `limit` hits per query: more groups cost space and merging

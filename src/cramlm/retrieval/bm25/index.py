@@ -29,18 +29,9 @@ from cramlm.retrieval.bm25.analysis import PLAIN, Analyzer
 from cramlm.retrieval.bm25.search import Queries, Scoring, Statistics, count_in_segments, make_queries, tokenize_texts
 from cramlm.retrieval.bm25.segment import CODE_FORMAT, Segment, SegmentPlan, build_segment, check_analyzer, plan_segments, segment_job
 from cramlm.storage.arrays import offsets_of, spread
-from cramlm.storage.artifacts import (
-    MANIFEST,
-    Artifact,
-    hash_json,
-    open_artifact,
-    published_folders,
-    raise_if_checking,
-    shared_stage,
-    verify,
-    write_json,
-)
+from cramlm.storage.artifacts import MANIFEST, Artifact, hash_json, open_artifact, published_folders, verify, write_json
 from cramlm.storage.locks import damage_named, lock, wait_while_locked
+from cramlm.storage.stages import raise_if_checking, shared_stage
 
 KIND: Final = "index"
 LISTING: Final = "index.json"

@@ -36,8 +36,9 @@ from cramlm.retrieval.bm25 import kernels
 from cramlm.retrieval.bm25.analysis import PLAIN, Analyzer, Vocabulary
 from cramlm.retrieval.bm25.kernels import BLOCK, LARGE, MAX_ENTRY_BYTES, Blocks
 from cramlm.storage.arrays import ArrayFile, are_offsets, offsets_of, read_array, save_array
-from cramlm.storage.artifacts import SMALL_FILE, Artifact, hash_json, open_artifact, stage, write_json
+from cramlm.storage.artifacts import SMALL_FILE, Artifact, hash_json, open_artifact, write_json
 from cramlm.storage.locks import damage_named, wait_while_locked
+from cramlm.storage.stages import stage
 
 KIND: Final = "segment"
 STATISTICS: Final = "statistics.json"
