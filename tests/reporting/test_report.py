@@ -183,7 +183,19 @@ def test_the_page_shows_the_verdict_its_scores_and_the_settings_of_the_linear_mo
         uses = fit["variant"].replace("union", "tokens and characters") + (" and word vectors" if name == "static" else "")
         assert f"{name} {uses} {read_setting(fit)} {fit['tau']:g} {fit['features']:,}" in page.words
         assert f"{name}: the best {min(20, len(fit['tried']))} of {len(fit['tried'])} settings tried" in page.words
-    assert "F1 of combined F1 of static F1 of bayes F1 of tfidf" in page.words
+
+
+def test_the_errors_are_those_of_the_model_that_predicts(reported: Path, page: Page) -> None:
+    run = read_run(reported)
+    assert run.predictor == "combined"
+    assert list(run.predictions["test"]) == read_jsonl(reported / "evaluation/predictions-test-combined.jsonl")
+    assert "Errors on test Of combined" in page.words
+    assert "F1 of tlm F1 of static F1 of bayes F1 of tfidf" in page.words
+    for label, scores in run.models["combined"]["test"]["per_class"].items():
+        own = " ".join(f"{100 * scores[name]:.1f} %" for name in ("f1", "precision", "recall"))
+        assert f"{label} {own} {scores['support']}" in page.words
+    mistakes = sum(line["label"] != line["predicted"] for line in run.predictions["test"])
+    assert f"of {mistakes} mistakes" in page.words or mistakes == 0
 
 
 @pytest.mark.parametrize("name", ["static", "tfidf"])

@@ -36,7 +36,7 @@ from cramlm.text.words import word_pattern
 
 FILE = "report.html"
 RUNS_FILE = "runs.html"
-CODE_FORMAT = 9  # increase it when the page of an unchanged run changes
+CODE_FORMAT = 10  # increase it when the page of an unchanged run changes
 LABEL_CHARACTERS = 80
 SHOWN_CHARACTERS = 320
 MAX_CHARACTERS = 6000

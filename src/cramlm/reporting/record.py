@@ -18,7 +18,7 @@ from cramlm.data.task import load_task
 from cramlm.errors import ArtifactError, UsageError
 from cramlm.evaluation.confidence import ConfidenceFile
 from cramlm.pipeline.run_folder import RECORD, StageRecord, read_events, read_record
-from cramlm.records import Example, Task
+from cramlm.records import COMBINED, Example, Task
 from cramlm.retrieval.selection import SelectionTable
 from cramlm.storage.artifacts import MANIFEST, Artifact, open_artifact
 
@@ -36,8 +36,8 @@ class RunRecord:
 
     task: None before the run has read it. stages: published stages of `config` by folder name. stale: names of published stages of other
     settings. planned: phases with their steps. fits: fit.json of each exported linear model by its name. passages: rows of the selection,
-    at most MAX_PASSAGES. phases: reports of the trained phases by folder name, in order. predictions: split -> lines of
-    predictions-<split>.jsonl.
+    at most MAX_PASSAGES. phases: reports of the trained phases by folder name, in order. predictions: split -> predictions of the model
+    `predictor`.
     confidence: of each model; None before the evaluation, and unless each text has one label.
     """
 
@@ -73,6 +73,11 @@ class RunRecord:
     def own_scores(self) -> Json:
         """Scores of the model of the run; empty before the evaluation."""
         return self.models.get(self.config.name, {})
+
+    @property
+    def predictor(self) -> str:
+        """Name of the model that predicts by default: the combination if the run has one."""
+        return COMBINED if COMBINED in self.models else self.config.name
 
     @property
     def others(self) -> Mapping[str, Json]:
@@ -173,6 +178,8 @@ def read_run(path: Path) -> RunRecord:
         return _checked(path / stage / file, _one) if stage in stages else None
 
     schedule = of("schedule", "schedule.json") or {}
+    scores = of("evaluation", "scores.json")
+    suffix = f"-{COMBINED}" if scores is not None and COMBINED in scores["models"] else ""
     return RunRecord(
         path=path,
         config=config,
@@ -187,11 +194,11 @@ def read_run(path: Path) -> RunRecord:
         selection=of("selection", "report.json"),
         passages=tuple(SelectionTable(stages["selection"]).rows(MAX_PASSAGES)) if "selection" in stages else (),
         phases={name: report for name in phases if (report := of(name, "phase.json")) is not None},
-        scores=of("evaluation", "scores.json"),
+        scores=scores,
         predictions={
             split: _checked(file, _lines)
             for split in ("dev", "test")
-            if "evaluation" in stages and (file := path / "evaluation" / f"predictions-{split}.jsonl").is_file()
+            if "evaluation" in stages and (file := path / "evaluation" / f"predictions-{split}{suffix}.jsonl").is_file()
         },
         confidence=ConfidenceFile.load(path / "evaluation") if "evaluation" in stages else None,
         provenance=of("export", "provenance.json"),

@@ -397,11 +397,15 @@ def _dev_chart(metric: str, evaluations: Sequence[Json]) -> Markup | None:
 
 
 def _errors(run: RunRecord, split: str, neighbours: Neighbours | None) -> Data:
-    """others: scores by label of the other models. matrix: confusion matrix, rows are the true labels; None with too many labels."""
-    others = {name: entry[split]["per_class"] for name, entry in run.others.items() if "per_class" in entry.get(split, {})}
+    """Return the errors of the model that predicts by default.
+
+    others: scores by label of the other models. matrix: confusion matrix, rows are the true labels; None with too many labels.
+    """
+    others = {name: each[split] for name, each in run.models.items() if name != run.predictor and split in each}
+    others = {name: scores["per_class"] for name, scores in others.items() if "per_class" in scores}
     if run.config.task.kind != "classification":
         return {"split": split, "others": others, "calibration": None}
-    own = run.own_scores[split]
+    own = run.models[run.predictor][split]
     labels, cells = list(own["per_class"]), _confusions(own)
     wrong = [line for line in run.predictions[split] if line["predicted"] != line["label"]]
     return {
