@@ -215,6 +215,7 @@ def test_a_comparison_of_runs_shows_each_model_once(tiny_run: Path, linear_runs:
     encoder, linear = tiny_run / "run", [linear_runs / "static", linear_runs / "tfidf"]
     words = Page(write_report([encoder, linear[0]], tmp_path / "two.html").read_text("utf-8")).words
     assert "tfidf (fitted in run)" in words
+    assert "tlm (fitted in run)" in words
     assert "static (fitted in" not in words
     assert "not comparable" not in words
     words = Page(write_report([encoder, *linear], tmp_path / "three.html").read_text("utf-8")).words
@@ -224,6 +225,22 @@ def test_a_comparison_of_runs_shows_each_model_once(tiny_run: Path, linear_runs:
     parameters = [json.loads((run / "export/provenance.json").read_bytes())["parameters"] for run in (encoder, *linear)]
     assert min(parameters) < 50_000, "0.0 million"
     assert all(f"{number:,}" in words for number in parameters)
+
+
+def test_a_comparison_of_runs_is_of_the_models_that_predict(tiny_run: Path, linear_runs: Path, tmp_path: Path) -> None:
+    runs = tiny_run / "run", linear_runs / "static"
+    compared = compare_runs(runs)
+    models = [read_run(run).models[name] for run, name in zip(runs, ("combined", "static"), strict=True)]
+    assert [row["name"] for row in compared["scores"]["rows"]] == ["run: combined", "static: static"]
+    assert [row["own"] for row in compared["scores"]["rows"]] == models
+    assert list(compared["labels"]["runs"].values()) == [model["test"]["per_class"] for model in models]
+    files = runs[0] / "evaluation/predictions-test-combined.jsonl", runs[1] / "evaluation/predictions-test.jsonl"
+    first, second = ([line["label"] == line["predicted"] for line in read_jsonl(file)] for file in files)
+    against = compared["scores"]["rows"][1]["against"]
+    assert against["only_first"] - against["only_this"] == sum(first) - sum(second)
+    page = Page(write_report(runs, tmp_path / "runs.html").read_text("utf-8"))
+    assert "run: combined" in page.words
+    assert "Each run is compared by the model that predicts" in page.words
 
 
 @pytest.mark.parametrize("split", ["train", "test"])

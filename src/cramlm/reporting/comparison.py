@@ -1,4 +1,4 @@
-"""The comparison of several runs as plain data: scores with intervals, sign tests, costs, settings that differ."""
+"""The comparison of several runs, each by the model that predicts, as plain data: scores with intervals, sign tests, costs, settings."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def compare_runs(paths: Sequence[Path]) -> Data:
         ArtifactError: if a folder is not a run, is damaged, or was written by another version. UsageError: if the kinds of task differ.
     """
     runs = dict(zip(names_of(paths), map(read_run, paths), strict=True))
-    scored = {name: run for name, run in runs.items() if run.own_scores}
+    scored = {name: run for name, run in runs.items() if run.scores is not None}
     tasks = [task for run in runs.values() if (task := task_used(run.stages))]
     return {
         "runs": list(runs),
@@ -76,18 +76,24 @@ def _kind_of(runs: Mapping[str, RunRecord]) -> TaskKind:
 
 def _split_of(runs: Mapping[str, RunRecord]) -> str:
     """Return test if every run has it, else dev."""
-    return next((split for split in _SPLITS if all(split in run.own_scores for run in runs.values())), "dev")
+    return next((split for split in _SPLITS if all(split in run.predictor_scores for run in runs.values())), "dev")
 
 
 def _scores(runs: Mapping[str, RunRecord]) -> Data:
-    """Return the scores of the runs, and of their linear models in the chart.
+    """Return the scores of the runs, and in the chart also those of their encoders and linear models.
 
-    For each run, own: scores by split. recommended: the model that its verdict recommends. against: the sign test against the first run.
+    For each run, name: of the run and of the model that predicts. own: scores by split. recommended: the model that its verdict recommends.
+    against: the sign test against the first run.
     """
     split, kind = _split_of(runs), _kind_of(runs)
     main, second = main_metric(kind), KINDS[kind].table_metrics[0]
-    estimates = [estimate_of(name, run.own_scores[split], main, emphasised=True) for name, run in runs.items()]
-    estimates += [estimate_of(name, scores, main, emphasised=False) for name, scores in _linear_models(runs, split).items()]
+    names = {name: f"{name}: {run.predictor}" for name, run in runs.items()}
+    estimates = [estimate_of(names[name], run.predictor_scores[split], main, emphasised=True) for name, run in runs.items()]
+    encoders = {
+        f"{run.config.name} (fitted in {name})": run.own_scores[split] for name, run in runs.items() if run.predictor != run.config.name
+    }
+    others = {**encoders, **_linear_models(runs, split)}
+    estimates += [estimate_of(name, scores, main, emphasised=False) for name, scores in others.items()]
     first_name, first = next(iter(runs.items()))
     return {
         "split": split,
@@ -97,7 +103,12 @@ def _scores(runs: Mapping[str, RunRecord]) -> Data:
         "first": first_name,
         "chart": score_chart(f"{capital(METRIC_NAMES[main])} on {split}, with 95 % intervals", main, estimates),
         "rows": [
-            {"name": name, "own": run.own_scores, "recommended": _recommended(run), "against": _against(run, first, split)}
+            {
+                "name": names[name],
+                "own": run.predictor_scores,
+                "recommended": _recommended(run),
+                "against": _against(run, first, split),
+            }
             for name, run in runs.items()
         ],
     }
@@ -141,7 +152,7 @@ def _labels(runs: Mapping[str, RunRecord]) -> Data | None:
     if len({tuple(run.scores["labels"]) for run in runs.values() if run.scores is not None}) > 1:
         return None
     split = _split_of(runs)
-    per_class = {name: run.own_scores[split]["per_class"] for name, run in runs.items()}
+    per_class = {name: run.predictor_scores[split]["per_class"] for name, run in runs.items()}
     return {"split": split, "runs": per_class, "first": next(iter(per_class.values()))}
 
 

@@ -80,6 +80,11 @@ class RunRecord:
         return COMBINED if COMBINED in self.models else self.config.name
 
     @property
+    def predictor_scores(self) -> Json:
+        """Scores of the model that predicts by default; empty before the evaluation."""
+        return self.models.get(self.predictor, {})
+
+    @property
     def others(self) -> Mapping[str, Json]:
         """Scores of the other models (linear ones, the combination) by name; empty before the evaluation."""
         return {name: entry for name, entry in self.models.items() if name != self.config.name}

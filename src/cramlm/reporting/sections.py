@@ -405,7 +405,7 @@ def _errors(run: RunRecord, split: str, neighbours: Neighbours | None) -> Data:
     others = {name: scores["per_class"] for name, scores in others.items() if "per_class" in scores}
     if run.config.task.kind != "classification":
         return {"split": split, "others": others, "calibration": None}
-    own = run.models[run.predictor][split]
+    own = run.predictor_scores[split]
     labels, cells = list(own["per_class"]), _confusions(own)
     wrong = [line for line in run.predictions[split] if line["predicted"] != line["label"]]
     return {
