@@ -525,6 +525,23 @@ def test_the_page_does_not_scroll_horizontally_and_has_a_dark_color_scheme(brows
     assert dark[0] < 150 < 600 < dark[1]
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_figures_of_the_confusion_matrix_are_legible(browser: Any, reported: Path, scheme: str) -> None:
+    shown, _ = open_page(browser, reported / "report.html", color_scheme=scheme)
+
+    def luminance(color: str) -> float:
+        """As WCAG 2 defines it, of rgb(r, g, b) from 0 to 255 or color(srgb r g b) from 0 to 1."""
+        parts = [float(part) / (255 if color.startswith("rgb") else 1) for part in re.findall(r"[\d.]+", color)[:3]]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    for kind in ("hit", "miss"):
+        cell = shown.locator(f".confusion td.{kind}").first
+        cell.evaluate("cell => cell.style.setProperty('--share', 1)")
+        ink, ground = (luminance(cell.evaluate(f"cell => getComputedStyle(cell).{name}")) for name in ("color", "backgroundColor"))
+        assert (max(ink, ground) + 0.05) / (min(ink, ground) + 0.05) >= 4.5, kind
+
+
 def test_the_print_style_is_light_complete_and_without_controls(browser: Any, reported: Path) -> None:
     shown, problems = open_page(browser, reported / "report.html", color_scheme="dark", viewport={"width": 720, "height": 1000})
     shown.emulate_media(media="print", color_scheme="dark")
