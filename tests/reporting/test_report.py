@@ -182,7 +182,9 @@ def test_the_page_shows_the_verdict_its_scores_and_the_settings_of_the_linear_mo
         fit = json.loads((reported / stage / "fit.json").read_bytes())
         uses = fit["variant"].replace("union", "tokens and characters") + (" and word vectors" if name == "static" else "")
         assert f"{name} {uses} {read_setting(fit)} {fit['tau']:g} {fit['features']:,}" in page.words
-        assert f"{name}: the best {min(20, len(fit['tried']))} of {len(fit['tried'])} settings tried" in page.words
+        chosen_on = f"dev and {texts} training texts out of fold" if (texts := fit.get("held_out_texts")) else "dev"
+        caption = f"{name}: the best {min(20, len(fit['tried']))} of {len(fit['tried'])} settings tried, by macro-F1 on {chosen_on}"
+        assert page.text.count(caption) == 2, "of the folded table, and above it"
 
 
 def test_the_errors_are_those_of_the_model_that_predicts(reported: Path, page: Page) -> None:
