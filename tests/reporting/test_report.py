@@ -258,6 +258,16 @@ def test_runs_on_other_training_texts_are_comparable_and_runs_scored_on_other_te
     assert (compare_runs(runs)["scores"]["rows"][1]["against"] is None) == (split == "test")
 
 
+def test_a_dev_split_that_is_too_small_for_thresholds_is_named(reported: Path, page: Page, tmp_path: Path) -> None:
+    paths = write_task(tmp_path / "data", documents=0)
+    write_jsonl(Path(paths["dev"]), read_jsonl(Path(paths["dev"]))[:6])
+    config = recipes.tfidf(**{each: paths[each] for each in ("train", "dev", "test")})
+    small = run(load_config(apply_overrides(config.model_dump(mode="json"), ["baseline.c=[3.0]"])), out=tmp_path / "run").path
+    sentence = "Dev has 6 texts, too few to choose a threshold on (at least 10)."
+    assert sentence in Page(report_page(small)).words
+    assert "too few to choose a threshold" not in page.words
+
+
 def test_the_page_of_an_unchanged_run_is_identical_and_not_written_again(copied: Path) -> None:
     one = report_page(copied)
     assert report_page(copied) == one

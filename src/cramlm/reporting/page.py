@@ -22,6 +22,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, UndefinedError
 from markupsafe import Markup
 
 from cramlm.errors import ArtifactError, counted
+from cramlm.evaluation.confidence import FEWEST_TEXTS
 from cramlm.evaluation.kinds import METRIC_NAMES, format_metric, main_metric
 from cramlm.inference.folders import run_at
 from cramlm.linear.files import read_setting
@@ -125,7 +126,8 @@ def environment() -> Environment:
         "score": lambda value, metric: format_metric(metric, value),
         "share": lambda share, decimals=1: f"{100 * share:.{decimals}f} %",
     }
-    templates.globals |= {"metric_names": METRIC_NAMES, "task_missing": TASK_MISSING, "max_passages": MAX_PASSAGES}
+    templates.globals |= {"metric_names": METRIC_NAMES, "task_missing": TASK_MISSING}
+    templates.globals |= {"max_passages": MAX_PASSAGES, "fewest_texts": FEWEST_TEXTS}
     return templates
 
 
