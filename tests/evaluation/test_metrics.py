@@ -169,6 +169,13 @@ def test_constant_numbers_have_correlation_0() -> None:
         assert np.isfinite(list(scores.metrics.values())).all()
 
 
+@pytest.mark.parametrize(
+    ("error", "shown"), [(13104.4, "13104"), (9999.6, "10000"), (987.65, "987.6"), (0.012345, "0.01235"), (2.5e6, "2500000"), (0, "0")]
+)
+def test_an_error_in_the_unit_of_large_numbers_is_shown_without_an_exponent(error: float, shown: str) -> None:
+    assert format_metric("rmse", error) == shown
+
+
 def test_a_score_that_rounds_to_0_has_no_sign() -> None:
     assert [format_metric("pearson", -1e-9), format_metric("macro_f1", -1e-9), format_metric("pearson", -0.25)] == [
         "0.000",

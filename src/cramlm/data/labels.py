@@ -197,9 +197,9 @@ class NumberLabel(LabelRules):
             raise DataError(f"{path}: every row has the number {labels[0]}; there is nothing to learn")
         scale = self.scale(labels)
         if abs(scale.mean) > LARGEST_MEAN * scale.spread:
-            (mean,) = number_texts([scale.mean], scale.spread)
+            (mean,), spread = number_texts([scale.mean], scale.spread), number_text(scale.spread, 3)
             raise DataError(
-                f"{path}: the mean of the numbers, {mean}, is more than {LARGEST_MEAN:,.0f} times their spread of {scale.spread:.3g}, "
+                f"{path}: the mean of the numbers, {mean}, is more than {LARGEST_MEAN:,.0f} times their spread of {spread}, "
                 "too much for single precision; subtract the mean from all numbers"
             )
 
@@ -217,7 +217,7 @@ class NumberLabel(LabelRules):
     def summarize(self, labels: Sequence[str], names: Sequence[str]) -> str:
         scale = self.scale(labels)
         least, most, mean = number_texts([*range_of(labels), scale.mean], scale.spread)
-        return f"numbers from {least} to {most}, mean {mean}, spread {scale.spread:.4g}"
+        return f"numbers from {least} to {most}, mean {mean}, spread {number_text(scale.spread, 4)}"
 
 
 RULES: Final[dict[TaskKind, LabelRules]] = {"classification": SingleLabel(), "multi-label": MultiLabel(), "regression": NumberLabel()}
@@ -264,7 +264,12 @@ def number_texts(numbers: Sequence[float], spread: float) -> list[str]:
     """Return numbers with six significant digits, or as many more as a thousandth of their spread takes."""
     largest = max(map(abs, numbers))
     digits = 4 + math.floor(math.log10(largest / spread)) if largest > spread > 0 else 0
-    return [f"{number:.{min(max(digits, 6), 15)}g}" for number in numbers]
+    return [number_text(number, min(max(digits, 6), 15)) for number in numbers]
+
+
+def number_text(number: float, digits: int) -> str:
+    """Return a number with so many significant digits; below 1e15 with all those before the point instead of an exponent."""
+    return f"{number:.0f}" if 10**digits - 0.5 <= abs(number) < 1e15 else f"{number:.{digits}g}"
 
 
 @functools.lru_cache(maxsize=65_536)

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cramlm.config.run import DEV_METRICS
-from cramlm.data.labels import RULES, format_labels, format_number, spelled_otherwise
+from cramlm.data.labels import RULES, format_labels, format_number, number_text, spelled_otherwise
 from cramlm.data.task import text_key
 from cramlm.errors import DataError, UsageError, brief
 from cramlm.evaluation.metrics import (
@@ -351,7 +351,7 @@ def format_metric(metric: str, value: float, *, places: int = 1) -> str:
     """Return a value as tables show it: shares in percent, correlations with two decimals more, errors in the user's unit."""
     if is_percent(metric):
         return f"{100 * value:z.{places}f}"
-    return f"{value:.4g}" if metric == "rmse" else f"{value:z.{places + 2}f}"  # z: no -0.000
+    return number_text(value, 4) if metric == "rmse" else f"{value:z.{places + 2}f}"  # z: no -0.000
 
 
 def _labels_above_half(row: FloatArray, names: Sequence[str]) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ from markupsafe import Markup
 from cramlm.config.retriever import ElasticsearchConfig
 from cramlm.config.run import CorpusConfig, RunConfig
 from cramlm.data.corpus import Corpus, build_corpus
-from cramlm.data.labels import RULES, number_texts
+from cramlm.data.labels import RULES, number_text, number_texts
 from cramlm.data.task import text_key
 from cramlm.data.validation import count_repetitions
 from cramlm.evaluation.combination import ENCODER
@@ -260,7 +260,7 @@ def _numbers(task: Task) -> tuple[Markup, str]:
     """Return a histogram of the training numbers, and its summary."""
     values = np.array([float(str(example.label)) for example in task.train])
     least, most, mean = number_texts([float(values.min()), float(values.max()), task.scale.mean], task.scale.spread)
-    words = f"From {least} to {most}, mean {mean}, standard deviation {task.scale.spread:.4g}."
+    words = f"From {least} to {most}, mean {mean}, standard deviation {number_text(task.scale.spread, 4)}."
     whole = bool((values == np.round(values)).all())
     return _histogram("Numbers of the training texts", words, values, task.labels[0], whole=whole), words
 
