@@ -32,6 +32,16 @@ def test_the_page_loads_nothing_external_and_escapes_the_name() -> None:
     assert "unsafe" not in PAGE_HEADERS["content-security-policy"]
 
 
+def assert_bars_are_beside_long_labels(article: Any) -> None:
+    """The longest label is made longer than the page is wide."""
+    article.get_by_role("term").first.evaluate("term => { term.textContent = 'a label of many words '.repeat(20) }")
+    bars = article.locator("meter").evaluate_all("bars => bars.map(bar => bar.offsetWidth)")
+    assert len(set(bars)) == 1
+    assert bars[0] > 50
+    figures = article.locator("dd:nth-of-type(even)").evaluate_all("figures => figures.map(figure => figure.offsetHeight)")
+    assert max(figures) < 40, "in one line"
+
+
 def test_texts_are_classified_in_a_browser(url: str, browser: Any) -> None:
     context = browser.new_context(viewport={"width": 380, "height": 800})
     try:
@@ -54,6 +64,7 @@ def test_texts_are_classified_in_a_browser(url: str, browser: Any) -> None:
         assert articles.nth(1).get_by_text("the end was cut off").is_visible()
         assert articles.first.get_by_role("term").count() == len(LABELS)
         assert articles.first.get_by_text("très <b>bien</b>").first.is_visible()
+        assert_bars_are_beside_long_labels(articles.first)
         assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
         for scheme in ("light", "dark"):
             tab.emulate_media(color_scheme=scheme)
