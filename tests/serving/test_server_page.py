@@ -107,6 +107,23 @@ def test_pairs_are_classified_in_a_browser(url_of_pairs: str, browser: Any) -> N
         tab.close()
 
 
+def test_texts_from_right_to_left_are_shown_as_such_and_one_text_is_not_many(url: str, browser: Any) -> None:
+    tab = browser.new_page()
+    try:
+        tab.goto(url)
+        tab.get_by_label("Token").fill(TOKEN)
+        field = tab.get_by_label("Texts", exact=True)
+        field.fill("שלום, עולם! (kinase)")
+        tab.get_by_role("button", name="Predict").click()
+        tab.get_by_text("1 text in").wait_for()
+        for shown in (field, tab.get_by_role("article").locator("p").first):
+            assert shown.evaluate("element => getComputedStyle(element).direction") == "rtl"
+        field.fill("kinase (שלום)")
+        assert field.evaluate("element => getComputedStyle(element).direction") == "ltr"
+    finally:
+        tab.close()
+
+
 def test_the_page_of_a_model_of_single_texts_has_no_field_for_second_ones(url: str, browser: Any) -> None:
     tab = browser.new_page()
     try:
