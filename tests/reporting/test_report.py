@@ -560,6 +560,8 @@ def test_the_print_style_is_light_complete_and_without_controls(browser: Any, re
     for name in ("nav", ".unfold", ".filter"):
         assert shown.locator(name).count() > 0
         assert shown.locator(f"{name}:visible").count() == 0, name
+    arrows = shown.locator("th button").evaluate_all("buttons => buttons.map(button => getComputedStyle(button, '::after').content)")
+    assert set(arrows) == {"none"}
     for element in ("body", "section"):
         style = f"getComputedStyle(document.querySelector('{element}'))"
         background, ink = (re.findall(r"[\d.]+", shown.evaluate(f"{style}.{name}")) for name in ("backgroundColor", "color"))
