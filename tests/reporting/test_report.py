@@ -240,9 +240,12 @@ def test_a_comparison_of_runs_is_of_the_models_that_predict(tiny_run: Path, line
     first, second = ([line["label"] == line["predicted"] for line in read_jsonl(file)] for file in files)
     against = compared["scores"]["rows"][1]["against"]
     assert against["only_first"] - against["only_this"] == sum(first) - sum(second)
-    page = Page(write_report(runs, tmp_path / "runs.html").read_text("utf-8"))
+    html = write_report(runs, tmp_path / "runs.html").read_text("utf-8")
+    assert '<th scope="col" class="text">recommended</th>' in html, "which the script sorts as text"
+    page = Page(html)
     assert "run: combined" in page.words
     assert "Each run is compared by the model that predicts" in page.words
+    assert "1 run side by side" in Page(write_report([runs[0]] * 2, tmp_path / "one.html").read_text("utf-8")).words
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
