@@ -67,6 +67,19 @@ def test_every_table_has_as_many_cells_in_each_row(scores: bool) -> None:
         assert len(widths) == 1, block
 
 
+def test_a_card_of_many_labels_and_files_says_how_many_it_leaves_out() -> None:
+    names = [f"label {number}" for number in range(50)]
+    given = card_data(labels=names)
+    row = {"precision": 0.5, "recall": 0.5, "f1": 0.5, "support": 20}
+    given["scores"]["models"]["mine"]["test"]["per_class"] = dict.fromkeys(names, row)
+    files = [{"name": f"{number}.jsonl", "rows_used": 7, "sha256": "0" * 64} for number in range(45)]
+    card = model_card({**given, "corpus": {"passages": {"kept": 3}, "rows": {"used": 3}, "files": files}})
+    assert "This model on test by label (the first 40 of 50):" in card
+    assert card.count("| 50.0 | 50.0 | 50.0 | 20 |") == 40
+    assert "  - 39.jsonl: 7 rows, sha256 `0000000000000000…`\n  - and 5 more files\n" in card
+    assert "This model on test by label:" in model_card(card_data())
+
+
 def test_names_from_data_are_escaped_and_files_are_named_without_their_folders() -> None:
     card = model_card(card_data(labels=["<script>alert(1)</script>", "a\n# heading", "[x](http://y)", "\x1b[31m"]))
     for forbidden in ("<script>", "\n# heading", "[x](", "\x1b", "secret/place"):
