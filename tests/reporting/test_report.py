@@ -196,6 +196,9 @@ def test_the_errors_are_those_of_the_model_that_predicts(reported: Path, page: P
     for label, scores in run.models["combined"]["test"]["per_class"].items():
         own = " ".join(f"{100 * scores[name]:.1f} %" for name in ("f1", "precision", "recall"))
         assert f"{label} {own} {scores['support']}" in page.words
+    rare = sum(scores["support"] < 10 for scores in run.models["combined"]["test"]["per_class"].values())
+    assert rare == 1
+    assert "1 label has fewer than 10 texts here: such scores are unreliable." in page.words
     mistakes = sum(line["label"] != line["predicted"] for line in run.predictions["test"])
     assert f"of {mistakes} mistakes" in page.words or mistakes == 0
 
