@@ -80,6 +80,14 @@ def test_a_card_of_many_labels_and_files_says_how_many_it_leaves_out() -> None:
     assert "This model on test by label:" in model_card(card_data())
 
 
+def test_a_static_model_is_not_trained_on_the_passages_that_another_model_retrieved() -> None:
+    fit = {"variant": "words", "scheme": "multinomial", "class_weights": "uniform", "c": 1.0, "vector_weight": 1.0, "vectors": True}
+    fit |= {"train_texts": 100, "seconds": 1.0, "tried": [], "tau": 0.0, "features": 900}
+    given = card_data(scores={})
+    assert "Raw text trained on: 777 passages" in model_card(given)
+    assert "Raw text of the model `bayes`, not of this one: 777 passages" in model_card({**given, "model": "static", "fit": fit})
+
+
 def test_names_from_data_are_escaped_and_files_are_named_without_their_folders() -> None:
     card = model_card(card_data(labels=["<script>alert(1)</script>", "a\n# heading", "[x](http://y)", "\x1b[31m"]))
     for forbidden in ("<script>", "\n# heading", "[x](", "\x1b", "secret/place"):
