@@ -391,6 +391,9 @@ def test_a_passage_is_shown_with_the_unlabelled_text_that_retrieved_it(tmp_path:
     quick = apply_overrides(config.model_dump(mode="json"), ["retriever.top_k=1", "baseline.c=[3.0]", "threads=1"])
     page = Page(report_page(run(load_config(quick), out=tmp_path / "run", store=tmp_path / "store").path))
     assert "the lighthouse of the island" in page.words
+    assert "unlabelled texts of the task" in page.words
+    assert "40 unlabelled texts of the task retrieved passages, too, and were read as passages are." in page.words
+    assert "more.jsonl unlabelled: texts 40 " in page.words
 
 
 def test_a_long_passage_shows_the_part_with_the_shared_words() -> None:

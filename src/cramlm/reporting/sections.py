@@ -552,6 +552,10 @@ def _files(run: RunRecord) -> Iterator[Data]:
         if path is not None and task:
             content, digest = f"{split}: texts and labels", hashes.get(split, "")[:16]
             yield {"name": PurePath(path).name, "content": content, "rows": task[split], "sha256": digest}
+    if "unlabelled" in hashes and run.task is not None:  # of all files together
+        name = ", ".join(PurePath(path).name for path in run.config.task.unlabelled)
+        texts, digest = len(run.task.unlabelled), hashes["unlabelled"][:16]
+        yield {"name": name, "content": "unlabelled: texts", "rows": texts, "sha256": digest}
     for file in (provenance.get("corpus") or {}).get("files", [])[:_MAX_ROWS]:
         yield {"name": PurePath(file["name"]).name, "content": "raw text", "rows": file["rows_used"], "sha256": file["sha256"][:16]}
 
