@@ -585,6 +585,25 @@ def test_the_print_style_is_light_complete_and_without_controls(browser: Any, re
     assert problems == []
 
 
+def test_a_confusion_matrix_of_thirty_long_labels_fits_the_page_and_the_paper(browser: Any, tmp_path: Path) -> None:
+    labels = [f"label number {number} with many words" for number in range(30)]
+    rows = [{"text": f"word{number} other{number} {place}", "label": label} for number, label in enumerate(labels) for place in "abc"]
+    paths = {split: str(tmp_path / f"{split}.jsonl") for split in ("train", "dev", "test")}
+    for split, path in paths.items():
+        write_jsonl(Path(path), [{**row, "text": f"{row['text']} {split}"} for row in rows])
+    config = apply_overrides(recipes.tfidf(**paths).model_dump(mode="json"), ["baseline.c=[3.0]"])
+    report = write_report([run(load_config(config), out=tmp_path / "run").path])
+    shown, _ = open_page(browser, report, viewport={"width": 1100, "height": 900})
+    matrix = shown.locator("table.confusion")
+    assert matrix.locator("tbody tr").count() == 30
+    inside = "table => table.getBoundingClientRect().right <= table.closest('.scroll').getBoundingClientRect().right + 1"
+    assert matrix.evaluate(inside)
+    shown.set_viewport_size({"width": 718, "height": 1000})
+    shown.emulate_media(media="print")
+    assert matrix.evaluate(inside)
+    assert shown.evaluate("document.documentElement.scrollWidth") <= 718
+
+
 def test_the_page_is_complete_without_javascript(browser: Any, reported: Path) -> None:
     shown, _ = open_page(browser, reported / "report.html", java_script_enabled=False)
     table = shown.locator("table", has_text="Sources of the passages")
