@@ -447,6 +447,12 @@ def test_the_sign_test_equals_the_sum_of_both_tails(one: int, other: int) -> Non
     assert 0 <= sign_test(1000 * one, 1000 * other) <= 1, "for as many rows as a test file has"
 
 
+def test_a_percentage_is_not_broken_into_two_lines(text: str) -> None:
+    cells = re.findall(r'<td class="figure"[^>]*>(?:<i[^>]*></i><span>)?([\d.]+[^\d<]%)', text)
+    assert len(cells) > 20
+    assert all("\u00a0%" in cell for cell in cells)
+
+
 def test_templates_clean_and_escape_values_and_raise_for_missing_names() -> None:
     template = environment().from_string('<p title="{{ label }}">{{ label }}</p>')
     assert template.render(label='<b>\x00\ud83d"') == '<p title="&lt;b&gt;␀\ufffd&#34;">&lt;b&gt;␀\ufffd&#34;</p>'

@@ -124,7 +124,7 @@ def environment() -> Environment:
         "power": _power,
         "ratio": lambda part, whole: part / whole if whole else 0,
         "score": lambda value, metric: format_metric(metric, value),
-        "share": lambda share, decimals=1: f"{100 * share:.{decimals}f} %",
+        "share": lambda share, decimals=1: f"{100 * share:.{decimals}f}\u00a0%",
     }
     templates.globals |= {"metric_names": METRIC_NAMES, "task_missing": TASK_MISSING}
     templates.globals |= {"max_passages": MAX_PASSAGES, "fewest_texts": FEWEST_TEXTS}
