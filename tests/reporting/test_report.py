@@ -166,7 +166,7 @@ def test_scores_are_shown_with_intervals_baselines_and_without_leaked_rows(repor
         assert f"{100 * entry['test']['macro_f1']:.1f} {100 * low:.1f}–{100 * high:.1f}" in words
     assert "1 of 19 test rows are also in train" in words
     assert all("test was scored once." in text for text in (words, (reported / "export/README.md").read_text("utf-8")))
-    assert f"rows the macro-F1 of the model is {100 * scores['models']['tlm']['test_leak_free']['macro_f1']:.1f} instead of" in words
+    assert f"rows the macro-F1 of combined is {100 * scores['models']['combined']['test_leak_free']['macro_f1']:.1f} instead of" in words
 
 
 def test_the_page_shows_the_verdict_its_scores_and_the_settings_of_the_linear_models(reported: Path, page: Page) -> None:
@@ -176,7 +176,7 @@ def test_the_page_shows_the_verdict_its_scores_and_the_settings_of_the_linear_mo
     for name, score in scores["comparison"]["cross_fitted"].items():
         dev = scores["models"][name]["dev"]
         low, high = dev["intervals"]["macro_f1"]
-        own = f"{name} (this run)" if name == "tlm" else name
+        own = f"{name} (predicts)" if name == "combined" else name
         assert f"{own} {100 * dev['macro_f1']:.1f} {100 * low:.1f}–{100 * high:.1f} {100 * score:.1f}" in page.words
     for name, stage in (("static", "static"), ("bayes", "bayes"), ("tfidf", "baseline")):
         fit = json.loads((reported / stage / "fit.json").read_bytes())
@@ -209,7 +209,7 @@ def test_the_page_of_a_linear_recipe_has_no_phases(linear_runs: Path, name: str)
     scores = json.loads((linear_runs / name / "evaluation/scores.json").read_bytes())
     assert f"{json.loads((linear_runs / name / 'export/provenance.json').read_bytes())['parameters']:,} parameters" in page.words
     assert "no training text occurs with different labels" in page.words
-    for phrase in (scores["verdict"], f"{name} (this run)", "How the linear models were fitted", "linear: n-grams"):
+    for phrase in (scores["verdict"], f"{name} (predicts)", "How the linear models were fitted", "linear: n-grams"):
         assert phrase in page.words
     assert "phase" not in page.words.lower().replace("phases (blank)", "").partition("all settings")[0]
     assert "not finished" not in page.words

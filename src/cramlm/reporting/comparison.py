@@ -126,9 +126,9 @@ def _linear_models(runs: Mapping[str, RunRecord], split: str) -> dict[str, Json]
     for name, run in runs.items():
         task = str(task_used(run.stages))
         for model in LINEAR_STAGES:
-            if (model, task) not in seen and split in run.others.get(model, {}):
+            if (model, task) not in seen and split in run.models.get(model, {}):
                 seen.add((model, task))
-                scores[f"{model} (task of {name})" if several else f"{model} (fitted in {name})"] = run.others[model][split]
+                scores[f"{model} (task of {name})" if several else f"{model} (fitted in {name})"] = run.models[model][split]
     return scores
 
 

@@ -86,8 +86,8 @@ class RunRecord:
 
     @property
     def others(self) -> Mapping[str, Json]:
-        """Scores of the other models (linear ones, the combination) by name; empty before the evaluation."""
-        return {name: entry for name, entry in self.models.items() if name != self.config.name}
+        """Scores of the models that do not predict by default, by name; empty before the evaluation."""
+        return {name: entry for name, entry in self.models.items() if name != self.predictor}
 
     @property
     def cross_fitted(self) -> Mapping[str, float]:

@@ -134,11 +134,11 @@ def duration(seconds: float) -> str:
 
 def _scores(run: RunRecord) -> Data:
     """main: metric of the plots. metrics: of the test columns. choice: of the cross-fitted scores. has_prior: of the kind of task."""
-    split = "test" if "test" in run.own_scores else "dev"
+    split = "test" if "test" in run.predictor_scores else "dev"
     kind = run.config.task.kind
     main = main_metric(kind)
     charts = [_score_chart(run, split, main, f"{capital(METRIC_NAMES[main])} on {split}, with 95 % intervals")]
-    if leak_free := run.own_scores.get("test_leak_free"):
+    if leak_free := run.predictor_scores.get("test_leak_free"):
         charts.append(_score_chart(run, "test_leak_free", main, f"The same on the {leak_free['rows']:,} test rows not in train"))
     rules = KINDS[kind]
     return {
@@ -154,8 +154,8 @@ def _score_chart(run: RunRecord, split: str, metric: str, title: str) -> Markup:
     rows = []
     for name, entry in run.models.items():
         if split in entry:
-            own = name == run.config.name
-            rows.append(estimate_of(f"{name} (this run)" if own else name, entry[split], metric, emphasised=own))
+            predicts = name == run.predictor
+            rows.append(estimate_of(f"{name} (predicts)" if predicts else name, entry[split], metric, emphasised=predicts))
     return score_chart(title, metric, rows)
 
 
@@ -401,7 +401,7 @@ def _errors(run: RunRecord, split: str, neighbours: Neighbours | None) -> Data:
 
     others: scores by label of the other models. matrix: confusion matrix, rows are the true labels; None with too many labels.
     """
-    others = {name: each[split] for name, each in run.models.items() if name != run.predictor and split in each}
+    others = {name: each[split] for name, each in run.others.items() if split in each}
     others = {name: scores["per_class"] for name, scores in others.items() if "per_class" in scores}
     if run.config.task.kind != "classification":
         return {"split": split, "others": others, "calibration": None}
