@@ -168,9 +168,9 @@ def test_the_corpus_is_searched_for_held_out_text_and_compared_with_the_task(tmp
     assert " shares 13 words with this text (" in found["in-corpus"].message
     (tmp_path / "russian.jsonl").write_text(json.dumps({"text": texts[0] * 9}) + "\n", "utf-8")
     russian = build_corpus(CorpusConfig(files=(str(tmp_path / "russian.jsonl"),)), tmp_path / "store", workers=1)
-    assert {finding.rule: finding.severity for finding in check_corpus(train, [test], russian)} == {
-        "foreign-corpus": "notice",
-        "corpus-script": "problem",
+    assert {(finding.location, finding.rule, finding.severity) for finding in check_corpus(train, [test], russian)} == {
+        ("russian.jsonl", "foreign-corpus", "notice"),
+        ("russian.jsonl", "corpus-script", "problem"),
     }
 
 

@@ -122,6 +122,12 @@ class Corpus:
         """Folder of the store that holds the corpus."""
         return self.path.parent.parent
 
+    @property
+    def file_names(self) -> str:
+        """The files that it was read from, for messages."""
+        first, *others = (file["name"] for file in self.statistics["files"])
+        return f"{first} and {counted(len(others), 'other file')}" if others else str(first)
+
     def __len__(self) -> int:
         return len(self.source)
 

@@ -141,11 +141,11 @@ def check_corpus(train: LabelledFile, held_out: Sequence[LabelledFile], corpus: 
     share = sum(count for word, count in words.items() if word in corpus_words) / max(1, words.total())
     if share < KNOWN_WORDS:
         message = f"{share:.0%} of the training words occur in {len(sample):,} of its passages; it may be in another language"
-        yield Finding(str(corpus.path), "notice", "foreign-corpus", message)
+        yield Finding(corpus.file_names, "notice", "foreign-corpus", message)
     theirs, own = main_script(sample), main_script(example.whole_text for example in train.examples)
     if theirs is not None and own is not None and theirs != own:
         message = f"mostly {theirs} letters, but the training texts are in {own}; retrieval will find little"
-        yield Finding(str(corpus.path), "problem", "corpus-script", message)
+        yield Finding(corpus.file_names, "problem", "corpus-script", message)
 
 
 def summarize_findings(findings: Iterable[Finding]) -> list[str]:

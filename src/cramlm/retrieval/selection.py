@@ -289,10 +289,7 @@ class _Writer:
     def write(self, proposal: Proposal) -> None:
         ranking = proposal.ranking
         if not len(ranking):
-            first, *others = (file["name"] for file in self._corpus.statistics["files"])
-            raw = f"the {counted(len(self._corpus), 'passage')} of {first}" + (
-                f" and {counted(len(others), 'other file')}" if others else ""
-            )
+            raw = f"the {counted(len(self._corpus), 'passage')} of {self._corpus.file_names}"
             raise DataError(
                 f"0 documents selected: none of the {proposal.queries.texts} training texts shares a word with {raw}; "
                 "use a corpus in the task's language"
