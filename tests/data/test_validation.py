@@ -174,6 +174,14 @@ def test_the_corpus_is_searched_for_held_out_text_and_compared_with_the_task(tmp
     }
 
 
+def test_a_corpus_with_some_text_in_the_script_of_the_task_may_have_more_in_another(tmp_path: Path) -> None:
+    rows = [("おいしいスープ", "food"), ("しずかな部屋", "hotel")] * 3
+    train = read_labelled(write_labelled(tmp_path / "train.jsonl", rows), RowFormat())
+    write_jsonl(tmp_path / "corpus.jsonl", ({"text": text} for text in ("株式会社東京電力本社", "おいしい部屋", "a line in English")))
+    corpus = build_corpus(CorpusConfig(files=(str(tmp_path / "corpus.jsonl"),)), tmp_path / "store", workers=1)
+    assert "corpus-script" not in {finding.rule for finding in check_corpus(train, [], corpus)}
+
+
 def test_the_summary_has_a_line_per_rule_with_the_first_location() -> None:
     findings = [Finding(f"train:{line}", "notice", rule, "so") for rule, line in (("long", 3), ("long", 9), ("script", 4))]
     assert summarize_findings(findings) == ["long: 2 findings, first train:3: so", "script: train:4: so"]

@@ -36,6 +36,7 @@ _MANY_NUMBERS = 20  # labels
 FAR_SCRIPT = 0.02  # share of the training rows below which a script is unusual
 SAMPLE = 5_000  # passages of the corpus whose words and scripts are counted
 KNOWN_WORDS = 0.5  # share of the training texts' words that should occur in this sample
+OWN_SCRIPT = 0.1  # share of its letters that should be of the training texts' script
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +143,9 @@ def check_corpus(train: LabelledFile, held_out: Sequence[LabelledFile], corpus: 
     if share < KNOWN_WORDS:
         message = f"{share:.0%} of the training words occur in {len(sample):,} of its passages; it may be in another language"
         yield Finding(corpus.file_names, "notice", "foreign-corpus", message)
-    theirs, own = main_script(sample), main_script(example.whole_text for example in train.examples)
-    if theirs is not None and own is not None and theirs != own:
+    scripts, own = count_scripts(sample), main_script(example.whole_text for example in train.examples)
+    if scripts and own is not None and scripts[own] < OWN_SCRIPT * scripts.total():
+        (theirs, _), *_ = scripts.most_common(1)
         message = f"mostly {theirs} letters, but the training texts are in {own}; retrieval will find little"
         yield Finding(corpus.file_names, "problem", "corpus-script", message)
 
