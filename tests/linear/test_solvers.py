@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import CancelledError
 from typing import Any
 
 import numpy as np
@@ -239,3 +240,20 @@ def test_a_row_of_weight_two_counts_like_the_row_twice(scheme: Scheme, labels: i
         rows.toarray() if dense else rows, targets, Setting(scheme, weights, 3.0), outputs=labels, seed=0, weights=row_weights
     )
     np.testing.assert_allclose(fit(3.0).scores(other), of_repeated.scores(other), atol=5e-3)
+
+
+@pytest.mark.parametrize("kind", ["classification", "multi-label"])
+def test_a_fit_on_sparse_rows_ends_between_labels_if_it_must(kind: TaskKind) -> None:
+    rows, classes, _ = problem(6)
+    targets = classes if kind == "classification" else classes[:, None] == np.arange(6)
+    begun: list[int] = []
+
+    def go_on() -> None:
+        begun.append(len(begun))
+        if len(begun) == 3:
+            raise CancelledError
+
+    fit = SOLVERS[kind].fitter(rows, targets, Setting("one-vs-rest", "uniform", 1.0), outputs=6, seed=0, go_on=go_on)
+    with pytest.raises(CancelledError):
+        fit(1.0)
+    assert begun == [0, 1, 2]

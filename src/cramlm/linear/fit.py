@@ -600,7 +600,8 @@ class _Search:
         return score <= last or score < best - _FAR_BELOW
 
     def _fitter(self, train: Any, rows: VariantRows, setting: Setting) -> Fitter:
-        return self._solver.fitter(train, self._targets[rows.kept], setting, outputs=self._outputs, seed=self._seed)
+        options: dict[str, Any] = {"outputs": self._outputs, "seed": self._seed, "go_on": self._workers.go_on}
+        return self._solver.fitter(train, self._targets[rows.kept], setting, **options)
 
     def _fold_predictor(self, train: Any, fold: IntArray, setting: Setting) -> Callable[[float], FloatArray]:
         inside = np.zeros(len(self._targets), dtype=np.bool_)

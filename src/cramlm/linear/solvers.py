@@ -80,8 +80,14 @@ class Coefficients:
 
 
 Fitter: TypeAlias = Callable[[float], Coefficients]
+GoOn: TypeAlias = Callable[[], None]
+"""As `Workers.go_on`: an error that it raises ends a fit."""
 Loss: TypeAlias = Callable[[FloatArray], tuple[float, FloatArray]]
 """From scores (n, outputs) to their loss and its derivatives (n, outputs)."""
+
+
+def keep_going() -> None:
+    """Let a fit run to its end."""
 
 
 class Solver(Protocol):
@@ -100,10 +106,20 @@ class Solver(Protocol):
     def schemes(self, targets: Any) -> tuple[tuple[Scheme, ClassWeights], ...]:
         """Return the candidates: schemes and class weights, in order."""
 
-    def fitter(self, rows: Any, targets: Any, setting: Setting, *, outputs: int, seed: int, weights: FloatArray | None = None) -> Fitter:
+    def fitter(
+        self,
+        rows: Any,
+        targets: Any,
+        setting: Setting,
+        *,
+        outputs: int,
+        seed: int,
+        weights: FloatArray | None = None,
+        go_on: GoOn = keep_going,
+    ) -> Fitter:
         """Return a function from C to the model fitted on a matrix (n, features), dense or CSR. Each call starts from the last model.
 
-        setting: its C is not read. weights: of the rows, (n,); None = 1.
+        setting: its C is not read. weights: of the rows, (n,); None = 1. go_on: called between the labels of a long fit.
         """
 
     def logits(self, scheme: Scheme, scores: FloatArray) -> FloatArray:
@@ -141,10 +157,20 @@ class ClassificationSolver(Solver):
         names: tuple[Scheme, ...] = ("one-vs-rest",) if len(sizes) <= 2 else ("multinomial", "one-vs-rest")
         return tuple((scheme, each) for scheme in names for each in weights)
 
-    def fitter(self, rows: Any, targets: Any, setting: Setting, *, outputs: int, seed: int, weights: FloatArray | None = None) -> Fitter:
+    def fitter(
+        self,
+        rows: Any,
+        targets: Any,
+        setting: Setting,
+        *,
+        outputs: int,
+        seed: int,
+        weights: FloatArray | None = None,
+        go_on: GoOn = keep_going,
+    ) -> Fitter:
         present = np.unique(targets)
         row_weights = np.ones(len(targets), np.float32) if weights is None else weights
-        fit_present = self._fitter_of_present(rows, targets, setting, seed, row_weights)
+        fit_present = self._fitter_of_present(rows, targets, setting, seed, row_weights, go_on)
 
         def fit(c: float) -> Coefficients:
             fitted = Coefficients(np.zeros((rows.shape[1], outputs), np.float32), np.full(outputs, _ABSENT, np.float32))
@@ -154,7 +180,7 @@ class ClassificationSolver(Solver):
 
         return fit
 
-    def _fitter_of_present(self, rows: Any, targets: Any, setting: Setting, seed: int, weights: FloatArray) -> Fitter:
+    def _fitter_of_present(self, rows: Any, targets: Any, setting: Setting, seed: int, weights: FloatArray, go_on: GoOn) -> Fitter:
         """Return a fitter of the labels that have a row, in ascending order."""
         present, ids = np.unique(targets, return_inverse=True)
         if len(present) == 1:
@@ -163,7 +189,7 @@ class ClassificationSolver(Solver):
             case "multinomial":
                 return _multinomial_fitter(rows, ids, setting.class_weights, weights)
             case "one-vs-rest" if len(present) == 2:  # one vector
-                fit_second = _binary_fitter(rows, ids[:, None] == 1, setting.class_weights, seed, weights)
+                fit_second = _binary_fitter(rows, ids[:, None] == 1, setting.class_weights, seed, weights, go_on)
 
                 def fit_both(c: float) -> Coefficients:
                     second = fit_second(c)
@@ -171,7 +197,7 @@ class ClassificationSolver(Solver):
 
                 return fit_both
             case "one-vs-rest":
-                return _binary_fitter(rows, ids[:, None] == np.arange(len(present)), setting.class_weights, seed, weights)
+                return _binary_fitter(rows, ids[:, None] == np.arange(len(present)), setting.class_weights, seed, weights, go_on)
             case "ridge":
                 raise AssertionError("ridge regression is for numbers")
             case _:
@@ -207,12 +233,24 @@ class MultiLabelSolver(Solver):
     def schemes(self, targets: Any) -> tuple[tuple[Scheme, ClassWeights], ...]:
         return (("one-vs-rest", "balanced"), ("one-vs-rest", "uniform"))  # with uniform weights rare labels are hardly ever predicted
 
-    def fitter(self, rows: Any, targets: Any, setting: Setting, *, outputs: int, seed: int, weights: FloatArray | None = None) -> Fitter:
+    def fitter(
+        self,
+        rows: Any,
+        targets: Any,
+        setting: Setting,
+        *,
+        outputs: int,
+        seed: int,
+        weights: FloatArray | None = None,
+        go_on: GoOn = keep_going,
+    ) -> Fitter:
         positive = targets > 0
         varied = np.flatnonzero(positive.any(axis=0) & ~positive.all(axis=0))
         row_weights = np.ones(len(targets), np.float32) if weights is None else weights
         columns = positive[:, varied]
-        fit_binary = _binary_fitter(rows, columns, setting.class_weights, seed, row_weights) if len(varied) else lambda c: _zeros(rows, 0)
+        fit_binary = (
+            _binary_fitter(rows, columns, setting.class_weights, seed, row_weights, go_on) if len(varied) else lambda c: _zeros(rows, 0)
+        )
 
         def fit(c: float) -> Coefficients:
             bias = np.where(positive.all(axis=0), -_ABSENT, _ABSENT).astype(np.float32)  # of labels on which all rows agree
@@ -243,7 +281,17 @@ class RegressionSolver(Solver):
     def schemes(self, targets: Any) -> tuple[tuple[Scheme, ClassWeights], ...]:
         return (("ridge", "uniform"),)
 
-    def fitter(self, rows: Any, targets: Any, setting: Setting, *, outputs: int, seed: int, weights: FloatArray | None = None) -> Fitter:
+    def fitter(
+        self,
+        rows: Any,
+        targets: Any,
+        setting: Setting,
+        *,
+        outputs: int,
+        seed: int,
+        weights: FloatArray | None = None,
+        go_on: GoOn = keep_going,
+    ) -> Fitter:
         from sklearn.linear_model import Ridge
 
         solver = "sparse_cg" if scipy.sparse.issparse(rows) else "cholesky"
@@ -399,7 +447,7 @@ def _multinomial_fitter(rows: Any, ids: IntArray, class_weights: ClassWeights, w
     return fit
 
 
-def _binary_fitter(rows: Any, positive: BoolArray, class_weights: ClassWeights, seed: int, weights: FloatArray) -> Fitter:
+def _binary_fitter(rows: Any, positive: BoolArray, class_weights: ClassWeights, seed: int, weights: FloatArray, go_on: GoOn) -> Fitter:
     """Return a function from C to a binary regression for each column of `positive`, (n, labels). weights: of the rows, (n,).
 
     liblinear fits a sparse matrix, one label after another. L-BFGS fits all labels of a dense matrix together, from the last coefficients,
@@ -411,6 +459,7 @@ def _binary_fitter(rows: Any, positive: BoolArray, class_weights: ClassWeights, 
         def fit_one_by_one(c: float) -> Coefficients:
             fitted = _zeros(rows, positive.shape[1])
             for label in range(positive.shape[1]):
+                go_on()
                 model = _liblinear(doubles, positive[:, label], c, class_weights, seed, weights)
                 fitted.weights[:, label], fitted.bias[label] = model.coef_[0, : rows.shape[1]], model.intercept_[0]
             return fitted

@@ -141,7 +141,7 @@ def _out_of_fold(model: LinearModel, task: Task, *, seed: int, threads: int, emi
         if dense:
             products = inner_products(rows, rows[~inside])
             rows = Coordinates.of(products[~inside]).transform(products)
-        predict = fold_predictor(solver, rows, targets, inside, setting, outputs=len(task.labels), seed=seed)
+        predict = fold_predictor(solver, rows, targets, inside, setting, outputs=len(task.labels), seed=seed, go_on=workers.go_on)
         held_out[inside] = np.where(predictable, outputs(predict(setting.c) + model.adjustment), np.nan)
 
     large = len(texts) ** 2 > MAX_KEPT_VALUES
