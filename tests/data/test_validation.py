@@ -121,8 +121,23 @@ def test_labels_that_differ_in_case_unicode_form_or_white_space_only_are_named(t
     findings = [finding for finding in check_files(read_labelled(train, RowFormat()), []) if finding.rule == "similar-labels"]
     assert [finding.location.removeprefix(f"{tmp_path}/train.jsonl:") for finding in findings] == ["3", "4", "6", "7"]
     assert findings[0].message.startswith("label 'sea ' differs from 'sea' in case, Unicode form or white space only")
-    assert findings[3].message.startswith(r"label '\u200bsea' differs from 'sea' in case")
+    assert findings[3].message.startswith(r"label '\u200bsea' differs from 'sea' in invisible characters only")
     assert findings[2].message.startswith(r"label 'cafe\u0301' differs from 'caf\xe9' in Unicode form only")
+
+
+@pytest.mark.parametrize(
+    ("label", "other", "message"),
+    [
+        ("1", "1.0", "label '1.0' differs from '1' in decimals only; rename one if they are one label"),
+        ("⚽", "⚽\ufe0f", r"label '\u26bd\ufe0f' differs from '\u26bd' in invisible characters only; rename one if they are one label"),
+        ("1", "1.5", None),
+        ("007", "7", None),
+    ],
+)
+def test_numbers_and_emoji_that_are_written_in_two_ways_are_named(label: str, other: str, message: str | None, tmp_path: Path) -> None:
+    rows = [(f"text number {number}", [label, label, other][number % 3]) for number in range(30)]
+    findings = check_files(read_labelled(write_labelled(tmp_path / "train.jsonl", rows), RowFormat()), [])
+    assert [finding.message for finding in findings if finding.rule == "similar-labels"] == ([] if message is None else [message])
 
 
 @pytest.mark.parametrize(

@@ -25,11 +25,12 @@ import numpy as np
 from cramlm.errors import DataError, brief, counted
 from cramlm.io.rows import ColumnKind
 from cramlm.records import FloatArray, IntArray, Scale, TaskKind
-from cramlm.text.characters import normalise
+from cramlm.text.characters import is_invisible, normalise
 
 WRITTEN_LIST: Final = re.compile(r"""\[(\s*|\s*["'].*["']\s*|([\d.\s-]*,)+[\d.\s-]*)\]""", re.DOTALL)
 """How Python and JSON write a list of labels; a single number in brackets may be the name of a label."""
 _NUMBER: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+_WITH_DECIMALS: Final = re.compile(r"[+-]?\d+\.0+", re.ASCII)  # of a whole number
 LARGEST_NUMBER: Final = 1e30  # squares of larger numbers overflow single precision
 LARGEST_MEAN: Final = 1e6
 """Of numbers, as a multiple of their spread. Models predict in single precision, whose error is then 0.06 times the spread."""
@@ -236,15 +237,28 @@ def format_number(number: float) -> str:
 
 
 def folded(label: str) -> str:
-    """Return a key that is equal for labels that differ in case, Unicode form, white space or invisible characters only."""
-    return " ".join("".join(character for character in normalise(label) if unicodedata.category(character) != "Cf").split())
+    """Return a key that is equal for labels that differ in case, Unicode form, white space, invisible characters or decimals (1.0) only."""
+    key = " ".join(_visible(normalise(label)).split())
+    return key.partition(".")[0] if _WITH_DECIMALS.fullmatch(key) else key
+
+
+def _visible(text: str) -> str:
+    return "".join(each for each in text if not is_invisible(each) and unicodedata.category(each) != "Cf")
 
 
 def spelling_difference(label: str, other: str) -> str:
     """Return in words how two labels of equal `folded` differ, with both in a form that shows it."""
-    look_alike = unicodedata.normalize("NFC", label) == unicodedata.normalize("NFC", other)
-    shown = [ascii(name) if look_alike else brief(name) for name in (label, other)]
-    return f"{shown[0]} differs from {shown[1]} in {'Unicode form' if look_alike else 'case, Unicode form or white space'} only"
+    composed, other_composed = (unicodedata.normalize("NFC", name) for name in (label, other))
+    if composed == other_composed:
+        difference = "Unicode form"
+    elif _visible(composed) == _visible(other_composed):
+        difference = "invisible characters"
+    elif _WITH_DECIMALS.fullmatch(label.strip()) or _WITH_DECIMALS.fullmatch(other.strip()):
+        difference = "decimals"
+    else:
+        difference = "case, Unicode form or white space"
+    shown = [ascii(name) if difference in ("Unicode form", "invisible characters") else brief(name) for name in (label, other)]
+    return f"{shown[0]} differs from {shown[1]} in {difference} only"
 
 
 def spelled_otherwise(label: str, names: Iterable[str]) -> str:

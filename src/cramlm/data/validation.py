@@ -247,7 +247,7 @@ def _near_repetitions(train: LabelledFile, held_out: Sequence[LabelledFile]) -> 
 
 
 def _similar_labels(counts: Counter[str], first: Mapping[str, Example]) -> Iterator[Finding]:
-    """Labels that differ in case, Unicode form or white space only: usually one label, spelled in two ways.
+    """Labels that are equal when `folded`: usually one label, spelled in two ways.
 
     counts: training rows of each label. first: its first row.
     """
