@@ -242,8 +242,19 @@ def test_a_row_of_weight_two_counts_like_the_row_twice(scheme: Scheme, labels: i
     np.testing.assert_allclose(fit(3.0).scores(other), of_repeated.scores(other), atol=5e-3)
 
 
-@pytest.mark.parametrize("kind", ["classification", "multi-label"])
-def test_a_fit_on_sparse_rows_ends_between_labels_if_it_must(kind: TaskKind) -> None:
+@pytest.mark.parametrize(
+    ("kind", "scheme", "dense"),
+    [
+        ("classification", "one-vs-rest", False),
+        ("multi-label", "one-vs-rest", False),
+        ("classification", "multinomial", False),
+        ("multi-label", "one-vs-rest", True),
+    ],
+)
+def test_a_long_fit_ends_between_labels_or_iterations_if_it_must(
+    kind: TaskKind, scheme: Scheme, dense: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(solvers, "_LONG_FIT", 0)
     rows, classes, _ = problem(6)
     targets = classes if kind == "classification" else classes[:, None] == np.arange(6)
     begun: list[int] = []
@@ -253,7 +264,8 @@ def test_a_fit_on_sparse_rows_ends_between_labels_if_it_must(kind: TaskKind) -> 
         if len(begun) == 3:
             raise CancelledError
 
-    fit = SOLVERS[kind].fitter(rows, targets, Setting("one-vs-rest", "uniform", 1.0), outputs=6, seed=0, go_on=go_on)
+    setting = Setting(scheme, "uniform", 1.0)
+    fit = SOLVERS[kind].fitter(rows.toarray() if dense else rows, targets, setting, outputs=6, seed=0, go_on=go_on)
     with pytest.raises(CancelledError):
         fit(1.0)
     assert begun == [0, 1, 2]

@@ -39,6 +39,7 @@ _LBFGS: Final[dict[str, Any]] = {"gtol": 1e-4, "maxiter": 40}  # more iterations
 _JITTER: Final = 1e-5  # added to the diagonal of inner products of rows of length 1; ten times as much until it suffices
 _DENSE_COLUMN: Final = 0.03  # share of the rows with an entry from which a column is multiplied as dense
 _COLUMNS_AT_ONCE: Final = 2048
+_LONG_FIT: Final = 100_000_000  # texts * features * labels: a fit of more takes seconds
 MIN_THREADED_PRODUCTS: Final = 1_000_000
 """Texts * texts * labels of a fit in coordinates. Of smaller ones the interpreter, which runs one thread at a time, takes the most time."""
 
@@ -119,7 +120,7 @@ class Solver(Protocol):
     ) -> Fitter:
         """Return a function from C to the model fitted on a matrix (n, features), dense or CSR. Each call starts from the last model.
 
-        setting: its C is not read. weights: of the rows, (n,); None = 1. go_on: called between the labels of a long fit.
+        setting: its C is not read. weights: of the rows, (n,); None = 1. go_on: called between the labels or iterations of a long fit.
         """
 
     def logits(self, scheme: Scheme, scores: FloatArray) -> FloatArray:
@@ -187,7 +188,7 @@ class ClassificationSolver(Solver):
             return lambda c: _zeros(rows, 1)
         match setting.scheme:
             case "multinomial":
-                return _multinomial_fitter(rows, ids, setting.class_weights, weights)
+                return _multinomial_fitter(rows, ids, setting.class_weights, weights, go_on)
             case "one-vs-rest" if len(present) == 2:  # one vector
                 fit_second = _binary_fitter(rows, ids[:, None] == 1, setting.class_weights, seed, weights, go_on)
 
@@ -380,15 +381,18 @@ def inner_products(one: Any, other: Any) -> FloatArray:
     return products
 
 
-def _minimize(rows: FloatArray, loss: Loss, c: float, start: Coefficients, *, bias_penalty: float) -> Coefficients:
+def _minimize(rows: FloatArray, loss: Loss, c: float, start: Coefficients, *, bias_penalty: float, go_on: GoOn) -> Coefficients:
     """Minimize loss(scores) + (|weights|^2 + bias_penalty |bias|^2) / 2c from the coefficients `start`.
 
     In single precision: scikit-learn converts the matrix to double precision in every iteration, which takes three times as long.
     """
     (texts, features), outputs = rows.shape, len(start.bias)
+    long = texts * features * outputs > _LONG_FIT
     penalties = np.repeat(np.array([1.0, bias_penalty]) / c, [features * outputs, outputs])
 
     def objective(values: npt.NDArray[np.float64]) -> tuple[float, npt.NDArray[np.float64]]:
+        if long:
+            go_on()
         weights = values[: features * outputs].reshape(features, outputs).astype(np.float32)
         value, slope = loss(rows @ weights + values[features * outputs :].astype(np.float32))
         shrinkage = penalties * values
@@ -429,7 +433,7 @@ def _log_losses(positive: BoolArray, row_weights: FloatArray) -> Loss:
     return loss
 
 
-def _multinomial_fitter(rows: Any, ids: IntArray, class_weights: ClassWeights, weights: FloatArray) -> Fitter:
+def _multinomial_fitter(rows: Any, ids: IntArray, class_weights: ClassWeights, weights: FloatArray, go_on: GoOn) -> Fitter:
     """Return a function from C to a multinomial regression of the labels 0, 1, ..., fitted from the last coefficients.
 
     ids: (n,). weights: of the rows, (n,).
@@ -441,7 +445,7 @@ def _multinomial_fitter(rows: Any, ids: IntArray, class_weights: ClassWeights, w
 
     def fit(c: float) -> Coefficients:
         nonlocal start
-        start = _minimize(rows, loss, c, start, bias_penalty=0.0)
+        start = _minimize(rows, loss, c, start, bias_penalty=0.0, go_on=go_on)
         return start
 
     return fit
@@ -474,7 +478,7 @@ def _binary_fitter(rows: Any, positive: BoolArray, class_weights: ClassWeights, 
 
     def fit_together(c: float) -> Coefficients:
         nonlocal start
-        start = _minimize(rows, loss, c, start, bias_penalty=1.0)
+        start = _minimize(rows, loss, c, start, bias_penalty=1.0, go_on=go_on)
         return start
 
     return fit_together
