@@ -42,6 +42,7 @@ CUT_INTO_TRIPLES: Final[Blocks] = (
     (0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x1950, 0x19FF), (0x1A20, 0x1AAF), (0x1B00, 0x1B7F), (0xA980, 0xA9FF),
     (0xAA60, 0xAADF),
 )  # fmt: skip
+_ASCII_WITHOUT_LETTERS: Final = bytes(code for code in range(128) if not chr(code).isalpha())
 _INVISIBLE: Final = frozenset(
     [0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x3164, 0xFFA0, *range(0x180B, 0x1810), *range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0)]
 )
@@ -157,7 +158,7 @@ def count_scripts(texts: Iterable[str]) -> Counter[str]:
     counts: Counter[str] = Counter()
     for text in texts:
         if text.isascii():
-            counts["Latin"] += sum(map(str.isalpha, text))
+            counts["Latin"] += len(text.encode().translate(None, _ASCII_WITHOUT_LETTERS))
         else:
             counts.update(filter(None, map(_script, text)))
     return +counts
