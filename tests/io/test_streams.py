@@ -152,6 +152,19 @@ def test_content_that_contradicts_the_name_or_is_not_utf_8_is_reported(tmp_path:
         read(written(tmp_path / name, data))
 
 
+@pytest.mark.parametrize(("suffix", "unpack"), [("", ""), (".gz", "gzip -dc {file} | "), (".zst", "zstd -dc {file} | ")])
+def test_the_command_that_converts_a_file_to_utf_8_works_in_any_folder(tmp_path: Path, suffix: str, unpack: str) -> None:
+    (tmp_path / "my data").mkdir()
+    path = written(tmp_path / f"my data/a.csv{suffix}", compressed(suffix, UTF_16))
+    with pytest.raises(DataError) as caught:
+        read(path)
+    command, file = str(caught.value).partition("convert it with: ")[2], f"'{path}'"
+    assert command == f"{unpack.format(file=file)}iconv -f UTF-16 -t UTF-8 {'' if unpack else file + ' '}> '{tmp_path}/my data/utf8-a.csv'"
+    if shutil.which("iconv") and all(map(shutil.which, unpack.split()[:1])):
+        subprocess.run(["sh", "-c", command], check=True)
+        assert read(tmp_path / "my data/utf8-a.csv") == b"text,label\na,b\n"
+
+
 @pytest.mark.parametrize("name", ["a.txt", "a.txt.gz"])
 @pytest.mark.parametrize("text", [b"PAR1 antagonists in harbour\n", b"BZhou rain\n", b"BZh9 is a name\n", b"%PDF-files are not read\n"])
 def test_a_text_may_begin_like_another_format(tmp_path: Path, name: str, text: bytes) -> None:

@@ -13,6 +13,7 @@ import contextlib
 import hashlib
 import itertools
 import re
+import shlex
 import sys
 import zlib
 from collections.abc import Iterator
@@ -177,7 +178,12 @@ class ByteStream:
                 command = f"iconv -f {encoding} -t UTF-8"
                 if str(self.path) == STDIN:
                     raise DataError(f"standard input: is {encoding}; pipe it through: {command}")
-                raise DataError(f"{self.path}: is {encoding}; convert it with: {command} {self.path.name} > utf8-{self.path.name}")
+                if isinstance(self.path, RemoteFile):
+                    raise DataError(f"{self.path}: is {encoding}; download it and convert it with: {command}")
+                source, unpack = shlex.quote(str(self.path)), self._compression
+                command = f"{unpack} -dc {source} | {command}" if unpack else f"{command} {source}"
+                converted = self.path.with_name(f"utf8-{self.path.stem if unpack else self.path.name}")
+                raise DataError(f"{self.path}: is {encoding}; convert it with: {command} > {shlex.quote(str(converted))}")
         if (kind := look_like(block)) is not None:
             raise DataError(f"{self.path}: holds {kind}, not text; extract it and pass the files")
 
