@@ -32,7 +32,7 @@ from linear_fixtures import (
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from cramlm.config.run import BaselineConfig, TaskConfig
-from cramlm.data.task import read_task
+from cramlm.data.task import read_task, texts_of_labels
 from cramlm.evaluation.kinds import KINDS, DevScorer
 from cramlm.evaluation.logit_adjustment import TAUS, logit_adjustments
 from cramlm.linear import cross_validation, solvers
@@ -348,10 +348,11 @@ def test_composed_and_decomposed_texts_are_the_same_to_every_variant(variant: st
 def test_too_much_text_is_sampled_in_the_labels_proportions_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(fit_module.MAX_CHARACTERS, "characters", 1500)  # type: ignore[index]
     events: list[Event] = []
-    fitted = fit(topic_task(sea=80, hill=40), variants=("characters",), emit=events.append)
+    task = replace(topic_task(sea=80, hill=40), label_texts=texts_of_labels(("hill", "sea")))
+    fitted = fit(task, variants=("characters",), emit=events.append)
     assert 30 < fitted.train_texts < 60
     (warning,) = (event.message for event in events if event.kind == "warning")
-    assert "of 120 training texts" in warning
+    assert f"fitted on {fitted.train_texts} of 120 training texts" in warning
 
 
 @pytest.mark.slow

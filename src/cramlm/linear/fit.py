@@ -319,7 +319,8 @@ def _fit_linear(task: Task, space: SearchSpace, stage: str, vectors: CorpusVecto
         search.collect()
         search.start_all(few_rows[variant], features.vector_weights, screened)
         if len(tried.kept) < len(learned.train):
-            shown = f"{len(tried.kept):,} of {len(learned.train):,} training texts, the same share of each label, to save time"
+            kept, whole = int((tried.kept < len(task.train)).sum()), len(task.train)  # without the texts of label names
+            shown = f"{kept:,} of {whole:,} training texts, the same share of each label, to save time"
             emit(Event("warning", stage, f"{variant}: fitted on {shown}"))
     search.collect()
     if screened != grid:  # the best ones with the other values
