@@ -14,7 +14,7 @@ from scipy.stats import entropy
 from sklearn.feature_extraction.text import TfidfVectorizer
 
 from cramlm.linear import character_ngrams, features
-from cramlm.linear.features import Ngrams, Terms, TextMatrices, Vocabulary, join, normalize
+from cramlm.linear.features import Ngrams, Terms, TextMatrices, Vocabulary, count_terms, join, normalize
 from cramlm.records import PAIR_BOUNDARY, Example
 from cramlm.text.markers import Markers
 from cramlm.text.words import word_pattern
@@ -197,3 +197,11 @@ def test_rows_of_several_parts_side_by_side_have_length_1() -> None:
     one = parts[0].transform(texts)
     np.testing.assert_allclose(matrix[:, : one.shape[1]].toarray(), one.toarray() / np.sqrt(2), rtol=1e-5)
     assert join([one]) is one
+
+
+def test_terms_in_too_few_texts_are_left_out_of_counts_that_are_otherwise_the_same() -> None:
+    texts = [text.split() for text in ("sea wave sea", "wave hill", "tide sea wave", "tide tide", "")]
+    counts, terms = count_terms(texts, None)
+    frequent, their_terms = count_terms(texts, None, least=2)
+    assert (terms, their_terms) == (["hill", "sea", "tide", "wave"], ["sea", "tide", "wave"])
+    assert np.array_equal(frequent.toarray(), counts[:, 1:].toarray())

@@ -83,9 +83,10 @@ class Vocabulary:
         markers: needed for segments, ignored otherwise.
         """
         markers = markers if kind == "segments" else None
-        counts, terms = _count(kind, texts, None, markers)
+        least = MIN_DOCUMENTS if len(texts) >= MANY_TEXTS else 1
+        counts, terms = _count(kind, texts, None, markers, least=least)
         documents = np.bincount(counts.indices, minlength=len(terms))
-        kept = np.flatnonzero(documents >= (MIN_DOCUMENTS if len(texts) >= MANY_TEXTS else 1))
+        kept = np.flatnonzero(documents >= least)
         if len(kept) > limit:
             total = np.asarray(counts.sum(axis=0)).ravel()[kept]
             kept = np.sort(kept[np.argsort(-total, kind="stable")[:limit]])
@@ -213,19 +214,21 @@ def _sublinear(counts: Any) -> Any:
     return frequencies
 
 
-def _count(kind: Terms, texts: Sequence[str], vocabulary: Vocabulary | None, markers: Markers | None) -> tuple[Any, Sequence[str]]:
+def _count(
+    kind: Terms, texts: Sequence[str], vocabulary: Vocabulary | None, markers: Markers | None, *, least: int = 1
+) -> tuple[Any, Sequence[str]]:
     """Counts of terms, CSR (texts, terms), and the terms in column order. vocabulary: the terms that are counted; None = all of the texts.
 
-    markers: those between segments.
+    markers: those between segments. least: terms in fewer texts may be left out.
     """
     columns = None if vocabulary is None else vocabulary.columns
     if kind == "segments":
         assert markers is not None, "segments lie between markers"
-        return count_terms((_segment_terms(markers, text) for text in texts), columns)
+        return count_terms((_segment_terms(markers, text) for text in texts), columns, least=least)
     if kind == "unigrams":
         return count_words(texts, columns)
     if kind != "characters":
-        return count_terms(map(_TERMS[kind], texts), columns)
+        return count_terms(map(_TERMS[kind], texts), columns, least=least)
     of_words, words = count_terms((text.lower().split() for text in texts), None)
     of_ngrams, ngrams = _count_ngrams(words, vocabulary)
     return of_words @ of_ngrams, ngrams
@@ -270,11 +273,11 @@ def count_columns(columns: npt.NDArray[np.int32], offsets: npt.NDArray[np.int64]
     return counts
 
 
-def count_terms(texts: Iterable[Sequence[str]], columns: Mapping[str, int] | None) -> tuple[Any, Sequence[str]]:
+def count_terms(texts: Iterable[Sequence[str]], columns: Mapping[str, int] | None, *, least: int = 1) -> tuple[Any, Sequence[str]]:
     """Counts of the terms of each text, CSR float32 (texts, terms), and the terms in column order.
 
-    columns: the columns of the terms that are counted, in order; None = all terms, in alphabetical order. Equal to the matrix of
-    scikit-learn's CountVectorizer, which takes longer to import than a prediction takes.
+    columns: the columns of the terms that are counted, in order; None = all terms that are in at least `least` texts, in alphabetical
+    order. Equal to the matrix of scikit-learn's CountVectorizer, which takes longer to import than a prediction takes.
     """
     known: defaultdict[str, int] = defaultdict(itertools.count().__next__)
     ids, offsets = array("i"), [0]
@@ -285,7 +288,11 @@ def count_terms(texts: Iterable[Sequence[str]], columns: Mapping[str, int] | Non
     counts = count_columns(np.frombuffer(ids, dtype=np.int32), np.array(offsets), width)
     if columns is not None:
         return counts, list(columns)
-    return _in_alphabetical_order(counts, list(known))
+    found = list(known)
+    if least > 1:  # before sorting: most pairs of words are in one text
+        kept = np.flatnonzero(np.bincount(counts.indices, minlength=width) >= least)
+        counts, found = counts[:, kept], [found[index] for index in kept.tolist()]
+    return _in_alphabetical_order(counts, found)
 
 
 def _in_alphabetical_order(counts: Any, terms: Sequence[str]) -> tuple[Any, Sequence[str]]:
