@@ -517,6 +517,10 @@ def open_page(browser: Any, page: Path, **context: Any) -> tuple[Any, list[str]]
 def test_in_a_browser_the_page_has_no_errors_or_requests_and_tables_sort_unfold_and_filter(browser: Any, reported: Path) -> None:
     shown, problems = open_page(browser, reported / "report.html")
     assert (shown.title(), shown.locator("section").count()) == ("tlm: run", 8)
+    style = "label => [getComputedStyle(label).paintOrder, getComputedStyle(label).stroke]"
+    label = shown.locator("#learning svg .label").first.evaluate(style)
+    ground = shown.locator("#learning").evaluate("section => getComputedStyle(section).backgroundColor")
+    assert label == ["stroke", ground], "a border in the color of the page, below the label and above the lines"
     table = shown.locator("table", has_text="Sources of the passages")
     assert table.locator("tbody tr:visible").count() == 10
     rows = table.locator("tbody tr").count()
