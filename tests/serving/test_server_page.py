@@ -124,6 +124,21 @@ def test_texts_from_right_to_left_are_shown_as_such_and_one_text_is_not_many(url
         tab.close()
 
 
+def test_the_page_says_how_many_labels_it_does_not_show(url: str, browser: Any) -> None:
+    tab = browser.new_page()
+    try:
+        tab.goto(url)
+        for labels in (10, 14):
+            prediction = {"label": "0", "probabilities": {f"{number}": 1 / labels for number in range(labels)}}
+            tab.evaluate("prediction => show(['a text'], prediction)", prediction)
+        all_shown, some_shown = tab.get_by_role("article").all()
+        assert [article.get_by_role("term").count() for article in (all_shown, some_shown)] == [10, 10]
+        assert "not shown" not in all_shown.inner_text()
+        assert some_shown.get_by_text("The 10 most probable labels; 4 more are not shown.").is_visible()
+    finally:
+        tab.close()
+
+
 def test_the_page_of_a_model_of_single_texts_has_no_field_for_second_ones(url: str, browser: Any) -> None:
     tab = browser.new_page()
     try:
