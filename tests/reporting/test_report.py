@@ -416,6 +416,15 @@ def test_a_comparison_of_runs_shows_the_settings_that_differ(reported: Path, cop
     assert "not comparable" not in page.words
 
 
+def test_long_names_that_differ_at_their_ends_differ_in_a_plot() -> None:
+    names = [f"experiments/hobbies/learning-rate-and-other-settings/seed={seed}: combined" for seed in (1, 2)]
+    drawn = interval_chart("Macro-F1", "", [Estimate(name, 0.5, 0.4, 0.6) for name in names])
+    shown = [name for name in re.findall(r"<text[^>]*>([^<]*)</text>", drawn) if "…" in name]
+    assert [len(name) for name in shown] == [44, 44]
+    assert [name[-18:] for name in shown] == [name[-18:] for name in names]
+    assert all(name.startswith("experiments/hobbies/") for name in shown)
+
+
 @pytest.mark.parametrize(
     ("paths", "names"),
     [

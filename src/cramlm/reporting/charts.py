@@ -359,8 +359,9 @@ def _apart(ends: list[tuple[float, Line]], gap: float, *, top: float, bottom: fl
 
 
 def _brief(name: str, limit: int) -> str:
-    whole = " ".join(name.split())
-    return whole if len(whole) <= limit else whole[: limit - 1] + "…"
+    """Shorten a name to `limit` characters in its middle: long names of runs often differ at their ends."""
+    whole, end = " ".join(name.split()), limit // 2
+    return whole if len(whole) <= limit else f"{whole[: limit - 1 - end]}…{whole[-end:]}"
 
 
 def _count(value: float) -> str:
