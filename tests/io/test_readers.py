@@ -429,6 +429,20 @@ def test_standard_input_that_is_not_utf_8_is_to_be_piped_through_iconv(monkeypat
     assert str(caught.value) == "standard input: is UTF-16; pipe it through: iconv -f UTF-16 -t UTF-8"
 
 
+@pytest.mark.parametrize("header", ["text,label", '"id";"text"', "label\ttext"])
+def test_a_table_is_refused_where_lines_are_texts(header: str, make: MakeFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = f"{header}\na,b\n".encode()
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
+    for path in (Path("-"), make("a.txt", content)):
+        with pytest.raises(DataError, match=f"{path}:1: .* looks like the header of a table.* pass the table as a .csv or .tsv file"):
+            rows(path, (Column("text"),), txt_rows="lines")
+
+
+@pytest.mark.parametrize("line", ["text", "a text, with a comma", "text, label", "texts,label"])
+def test_a_line_that_mentions_the_name_of_the_column_is_a_text(line: str, make: MakeFile) -> None:
+    assert rows(make("a.txt", f"{line}\n".encode()), (Column("text"),), txt_rows="lines") == [(line,)]
+
+
 WORDS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
 TABLES = st.lists(st.tuples(WORDS, WORDS), min_size=1, max_size=8)
 

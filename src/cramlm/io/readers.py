@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from cramlm.config.run import OnBadRow
-from cramlm.errors import DataError, UsageError
+from cramlm.errors import DataError, UsageError, brief
 from cramlm.io.delimited import read_delimited, read_named_columns, separator_of
 from cramlm.io.jsonl import read_jsonl
 from cramlm.io.parquet import ParquetFile
@@ -119,6 +119,11 @@ class Reader:
                 raise UsageError(f"{self.path}: a text file has no column {column.name!r}; use .jsonl, .csv, .tsv or .parquet")
         others = (None,) * (len(self.columns) - 1)
         for line, text in self._paragraphs(lines) if self._txt_rows == "paragraphs" else self._decoded(lines):
+            if line == 1 and self._txt_rows == "lines" and _is_header(text, self.columns[0].name):
+                raise DataError(
+                    f"{self.path}:1: {brief(text, 40)} looks like the header of a table, and a text is expected in each line; "
+                    f"pass the table as a .csv or .tsv file, or write JSON lines"
+                )
             self.counts.rows_read += 1
             yield Row(line, (text, *others))
 
@@ -189,6 +194,15 @@ class Table:
         separators, counts = _SEPARATORS[format_], RowCounts(stamp.path, None)
         rows = list(read_named_columns(lines(), counts, separators=separators, limit=MAX_RECORD_BYTES))
         return cls(path, rows, separator_of(lines(), separators), next(blocks(), b"").startswith(codecs.BOM_UTF8))
+
+
+def _is_header(line: str, text_column: str) -> bool:
+    """Return True if a line names the column of texts beside other columns."""
+    for separator in _SEPARATORS["csv"]:
+        names = [name.removeprefix('"').removesuffix('"') for name in line.split(separator)]
+        if len(names) > 1 and text_column in names and all(name == name.strip() for name in names):
+            return True
+    return False
 
 
 def _only(stamps: list[FileStamp]) -> FileStamp:
