@@ -267,6 +267,7 @@ def test_a_checkpoint_is_tuned_at_the_rates_of_the_literature_and_a_narrow_one_a
         ("tlm:rct", {}, "only tlm-small, -medium and -large take :TASK"),
         ("labels-only", {"init": "folder", "preset": "tiny"}, "--preset tiny and --base-model exclude each other"),
         ("tml", {}, "(did you mean 'tlm'?)"),
+        ("mine.toml", {}, "--recipe mine.toml: is a config file; pass it with --config"),
         ("magic", {}, "'magic' is not one of tlm, tlm-plain, tlm-small, tlm-medium, tlm-large, random-retrieval, external-only"),
     ],
 )
@@ -549,6 +550,16 @@ def test_recipes_show_describes_the_data_and_the_terms_that_run_on_a_task(tmp_pa
     assert "masks 20% of the tokens (random): 100% [MASK]" in joint
     assert "label_smoothing = 0.2" in finetune
     assert "distil" not in finetune  # fewer than 30 texts a label
+
+
+def test_recipes_show_describes_a_config_file_as_the_recipe_that_it_is_of(tmp_path: Path) -> None:
+    train = write_labels(tmp_path / "train.jsonl", even(100))
+    options = ["--train", train, "--corpus", "text/"]
+    config = tmp_path / "mine.toml"
+    config.write_text(printed("config", *options), "utf-8")
+    described = printed("recipes", "show", "tlm", *options)
+    assert printed("recipes", "show", config) == described.replace(f"tlm: {RECIPES['tlm'].summary}", "tlm", 1)
+    assert "task      0.5 " in printed("recipes", "show", config, "--set", "phases[0].terms[1].weight=0.5")
 
 
 def test_files_may_be_paths_and_a_bad_value_is_one_line(tmp_path: Path) -> None:

@@ -63,6 +63,8 @@ def resolve_run(
         if init is not None:  # encoder and tokenizer are those of the folder
             data = {name: value for name, value in data.items() if name not in ("encoder", "tokenizer")}
     else:
+        if recipe is not None and recipe.endswith(".toml"):
+            raise UsageError(f"--recipe {recipe}: is a config file; pass it with --config to fit or plan")
         if "train" not in task_settings:
             raise UsageError("no training data; pass --train FILE (or --config run.toml)")
         given = {"budget": budget, "seed": seed, "init": init, "device": device}
@@ -397,15 +399,21 @@ class RecipeOptions:
     seed: SeedOption = None
 
 
-def resolve_recipe(recipe: str | None, options: RecipeOptions, rows: RowOptions) -> Any:
-    """Return the config of a recipe as `resolve_run`; without files a task of typical size and a corpus are assumed."""
-    files = {"train": options.train or "", "dev": options.dev, "test": options.test, "unlabelled": options.unlabelled}
+def resolve_recipe(recipe: str | None, options: RecipeOptions, rows: RowOptions, *, config_file: Path | None = None) -> Any:
+    """Return the config of a recipe or a config file, as `resolve_run`; without files a recipe assumes a typical task and a corpus."""
+    assumed = config_file is None
+    files = {
+        "train": options.train or ("" if assumed else None),
+        "dev": options.dev,
+        "test": options.test,
+        "unlabelled": options.unlabelled,
+    }
     return resolve_run(
         recipe,
-        None,
+        config_file,
         options.set_,
         task={**files, **asdict(rows)},
-        corpus=options.corpus or ["corpus/*.jsonl.zst"],
+        corpus=options.corpus or (["corpus/*.jsonl.zst"] if assumed else None),
         budget=options.budget,
         seed=options.seed,
         preset=options.preset,

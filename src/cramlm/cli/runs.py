@@ -149,7 +149,10 @@ def list_recipes(context: typer.Context) -> None:
 @recipes.command(cls=Command)
 @with_options
 def show(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A recipe, like tlm or tlm-small:chemprot.", autocompletion=complete_recipe)],
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME", help="A recipe, like tlm or tlm-small:chemprot, or a config file.", autocompletion=complete_recipe),
+    ],
     *,
     options: RecipeOptions,
     rows: RowOptions,
@@ -164,7 +167,10 @@ def show(
     from cramlm.recipes import find
     from cramlm.recipes.describe import describe_run
 
-    print(describe_run(resolve_recipe(name, options, rows), summary=find(name)[0].summary))
+    if name.endswith(".toml"):
+        print(describe_run(resolve_recipe(None, options, rows, config_file=Path(name))))
+    else:
+        print(describe_run(resolve_recipe(name, options, rows), summary=find(name)[0].summary))
 
 
 def report(
