@@ -323,6 +323,7 @@ def test_version_and_doctor_print_versions_and_hardware() -> None:
             2,
             ["--set corpus: check has only the settings of corpus"],
         ),
+        (["fit", "--train", "train.jsonl", "--corpus", "y", "--set", "task.kind=x"], 2, ["task.kind: Input should be"]),
         (["check", "train.jsonl", "--label-separator", ";"], 2, ["label_separator ';'", "--task-type multi-label"]),
         (["fit", "--nonsense"], 2, ["--nonsense"]),
         (["predict", "missing", "-"], 2, ["missing"]),

@@ -238,6 +238,8 @@ def test_check_reads_a_corpus_as_fit_does_whatever_the_columns_of_the_task(tmp_p
     assert "drop it" in error_line(cramlm("check", train, *columns, "--set", "corpus.text_column=content"), 2)
     refused = cramlm("check", train, *columns, "--corpus", raw, "--set", "task.kind=regression")
     assert (refused.returncode, "check has only the settings of corpus" in refused.stderr) == (2, True)
+    refused = cramlm("check", train, *columns, "--corpus", raw, "--set", "corpus.passage_words=-1")
+    assert error_line(refused, 2).startswith("command line: corpus.passage_words: ")
 
 
 def test_check_says_how_to_pass_several_files_of_raw_text(tmp_path: Path) -> None:

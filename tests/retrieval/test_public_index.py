@@ -210,7 +210,7 @@ def test_passages_per_query_are_refused_for_a_retriever_without_queries(folder: 
     message = error_line(command(*select, "--retriever", "random"), 2)
     assert message.endswith("--top-k: the retriever random has no number of passages per query; pass --max-documents N in its place")
     assert "the retriever dsir has no number" in error_line(command(*select, "--set", "retriever.kind=dsir"), 2)
-    assert "does not match any of the expected tags" in error_line(command(*select, "--set", "retriever.kind=[1]"), 2)
+    assert "retriever.kind: '[1]' is not one of 'bm25', 'random'," in error_line(command(*select, "--set", "retriever.kind=[1]"), 2)
     assert "valid dictionary" in error_line(command(*select, "--set", "retriever=5"), 2)
 
 

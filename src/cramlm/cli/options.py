@@ -89,12 +89,15 @@ def recipe_data(name: str, arguments: Mapping[str, Any], overrides: Sequence[str
         UsageError: if there is no such recipe, or it refuses an argument. DataError: if the training file has a bad row.
     """
     from cramlm import recipes
-    from cramlm.config.run import apply_overrides
+    from cramlm.config.run import TaskConfig, apply_overrides
 
     build, suffix_arguments = recipes.find(name)
     read = [override for override in overrides if re.match(r"\s*(task\.|(budget|device|seed)\s*=)", override)]
     settings = apply_overrides({"task": {}}, read)
-    every = {**arguments, **settings.pop("task"), **settings, **suffix_arguments}
+    if task := settings.pop("task"):  # here, since a recipe names its arguments in errors, not settings
+        named = {name: value for name, value in arguments.items() if name in TaskConfig.model_fields}
+        checked(lambda: TaskConfig.model_validate({**named, **task}), section="task")
+    every = {**arguments, **task, **settings, **suffix_arguments}
     data: dict[str, Any] = checked(lambda: build(**every)).model_dump(mode="json")
     return data
 
@@ -119,7 +122,7 @@ def resolve_retriever(options: Mapping[str, Any], overrides: list[str] | None, *
     for each in (retriever, *(members if isinstance(members, list) else ())):
         if isinstance(each, dict) and each.get("kind") == "bm25":
             each.update({name: value for name, value in bm25.items() if name not in each})
-    return checked(lambda: RETRIEVER.validate_python(retriever))
+    return checked(lambda: RETRIEVER.validate_python(retriever), section="retriever")
 
 
 def resolve_corpus_settings(files: list[str], overrides: list[str] | None) -> Any:
@@ -130,7 +133,7 @@ def resolve_corpus_settings(files: list[str], overrides: list[str] | None) -> An
     corpus = data.pop("corpus")
     if data or not isinstance(corpus, dict):
         raise UsageError(f"--set {min(data, default='corpus')}: check has only the settings of corpus, like corpus.text_column=body")
-    return checked(lambda: CorpusConfig.model_validate(corpus))
+    return checked(lambda: CorpusConfig.model_validate(corpus), section="corpus")
 
 
 def read_stop_words(value: str) -> str | list[str]:
@@ -174,8 +177,11 @@ def complete_recipe(incomplete: str) -> list[str]:
     return [name for name in RECIPES if name.startswith(incomplete)]
 
 
-def checked(build: Callable[[], Any]) -> Any:
-    """Return `build()`, which validates options; raise UsageError instead of pydantic's ValidationError."""
+def checked(build: Callable[[], Any], *, section: str = "") -> Any:
+    """Return `build()`, which validates options; raise UsageError instead of pydantic's ValidationError.
+
+    section: the table of settings that is validated, if --set names its settings.
+    """
     from pydantic import ValidationError
 
     from cramlm.config.run import explain_validation_error
@@ -183,7 +189,7 @@ def checked(build: Callable[[], Any]) -> Any:
     try:
         return build()
     except ValidationError as error:
-        raise UsageError(f"command line: {explain_validation_error(error)}") from error
+        raise UsageError(f"command line: {explain_validation_error(error, section=section)}") from error
 
 
 def abstain_threshold(confidence: Confidence, below: float | None, at_accuracy: float | None) -> float:

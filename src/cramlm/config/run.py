@@ -487,12 +487,13 @@ def _find_old_settings(data: Any, path: str, pattern: str) -> Iterator[str]:
             yield from _find_old_settings(value, f"{path}[{index}]", f"{pattern}[]")
 
 
-def explain_validation_error(error: ValidationError) -> str:
-    """Return the first error of pydantic as one line: location, rule, input; and the number of further errors."""
+def explain_validation_error(error: ValidationError, *, section: str = "") -> str:
+    """Return the first error of pydantic as one line: location, rule, input; and the number of further errors.
+
+    section: the table of `RunConfig` that was validated alone, if it was.
+    """
     first, *others = error.errors(include_url=False)
-    parts = first["loc"]
-    if parts and parts[0] in _RETRIEVERS:  # validated alone
-        parts = ("retriever", *parts)
+    parts = (section, *first["loc"]) if section else first["loc"]
     location = [
         part
         for before, part in zip((None, *parts), parts, strict=False)
@@ -505,6 +506,9 @@ def explain_validation_error(error: ValidationError) -> str:
     if first["type"] == "union_tag_not_found" and location == ["retriever"]:
         names = ", ".join(f"{where}.{name}" for name in first["input"])
         return f"{names}: this run retrieves nothing; take a recipe that does, like tlm, or set {where}.kind, like {where}.kind=bm25{more}"
+    if first["type"] == "union_tag_invalid":
+        kind, kinds = first["ctx"]["tag"], first["ctx"]["expected_tags"]
+        return f"{where}.kind: {kind!r} is not one of {kinds}; `cramlm config` prints every setting{more}"
     if first["type"] == "model_type":
         return f"{where} is a table of settings (got {first['input']!r}); `cramlm config` prints every setting{more}"
     got = "" if isinstance(first.get("input"), dict | BaseModel) else f" (got {first.get('input')!r})"
