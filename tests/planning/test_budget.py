@@ -331,6 +331,24 @@ def test_a_budget_that_is_too_small_is_refused_with_one_that_is_not(too_small: s
     assert all(phase.steps for phase in forecast(named, quiet, corpus_bytes=10_000_000, every=every).phases)
 
 
+@pytest.mark.parametrize(("texts", "dev_share"), [(500, 0.25), (2000, 0.25), (8000, 0.1)])
+def test_the_budget_that_an_error_names_suffices_after_it_is_rounded(texts: int, dev_share: float) -> None:
+    quiet = Measurement(1_000.0, 2, 1.0, 1e7, None)
+    config = tlm(train="", corpus=["corpus.txt"])
+    joint, finetune = config.phases
+    config = config.model_copy(update={"phases": (joint.model_copy(update={"batch_size": 16_384}), finetune)})
+    for length in (100, 256):
+        sizes = TextSizes(Sizes(texts, 10, texts * length, int(dev_share * texts * length), 0, 0), 256, 0)
+
+        def plan(budget: str, sizes: TextSizes = sizes) -> CostForecast:
+            return forecast_cost(config.model_copy(update={"threads": 2, "budget": budget}), sizes, Machine(quiet, quiet, 1000))
+
+        with pytest.raises(UsageError, match="or more") as refused:
+            plan("1e9flops")
+        (named,) = re.findall(r"--budget (\S+) or more", str(refused.value))
+        assert all(phase.steps for phase in plan(named).phases)
+
+
 @pytest.mark.parametrize(
     ("budget", "message"),
     [("1e6flops", r"at least \d+ are needed; pass --budget \S+flops or more"), ("2s", "leaves no time to train: .* raw text .* about 3 s")],

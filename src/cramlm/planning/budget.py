@@ -174,22 +174,24 @@ def minimum_amount(phases: Sequence[PhaseConfig], sizes: Sizes, speed: Speed) ->
     for_text = sum(costs.minimum(phase) for phase in text_phases)
     too_little, enough = fixed, fixed + slack * max(for_labels, for_text / (1 - MAX_FINETUNE_SHARE if label_phases else 1.0))
 
-    def suffices(amount: float) -> bool:
-        try:
-            plan_phases(phases, sizes=sizes, speed=speed, amount=amount, rows=ROW_LENGTHS[0])
-        except UsageError:
-            return False
-        return True
-
-    while not suffices(enough):
+    while not suffices(phases, sizes, speed, enough):
         too_little, enough = enough, 2 * enough
     while enough - too_little > 0.01 * enough:
         between = (too_little + enough) / 2
-        if suffices(between):
+        if suffices(phases, sizes, speed, between):
             enough = between
         else:
             too_little = between
     return enough
+
+
+def suffices(phases: Sequence[PhaseConfig], sizes: Sizes, speed: Speed, amount: float) -> bool:
+    """Return True if `plan_phases` succeeds. A little more than an amount that suffices may not: it may pay for one more evaluation."""
+    try:
+        plan_phases(phases, sizes=sizes, speed=speed, amount=amount, rows=ROW_LENGTHS[0])
+    except UsageError:
+        return False
+    return True
 
 
 def phase_amount(phase: PhaseConfig, sizes: Sizes, speed: Speed) -> float:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from cramlm.config.base import Budget
+from cramlm.config.base import Budget, parse_budget
 from cramlm.config.retriever import Bm25Config, DenseConfig, ElasticsearchConfig, RetrieverConfig
 from cramlm.config.run import PhaseConfig, RunConfig
 from cramlm.errors import EnvironmentFault, UsageError, size
@@ -180,9 +180,8 @@ def _planned(config: RunConfig, sizes: budget.Sizes, speed: budget.Speed, amount
     except UsageError as error:
         if amount is None:
             raise
-        missing = budget.minimum_amount(config.phases, sizes, speed) - amount
         smaller = ", or a smaller --preset" if config.encoder.hidden > PRESETS["tiny"].hidden else ""
-        raise UsageError(f"{error}; pass --budget {_enlarged(config.limit, missing)} or more{smaller}") from None
+        raise UsageError(f"{error}; pass --budget {_least_budget(config, sizes, speed, amount)} or more{smaller}") from None
 
 
 def preparing_seconds(config: RunConfig, corpus_bytes: int) -> float:
@@ -196,6 +195,22 @@ def check_least_time(config: RunConfig, corpus_bytes: int) -> None:
     if seconds is not None and least >= seconds:
         what = f"reading and counting {size(corpus_bytes)} of raw text and the export take" if corpus_bytes else "the export takes"
         raise UsageError(f"the budget leaves no time to train: {what} about {least:.0f} s; pass a larger --budget")
+
+
+def _least_budget(config: RunConfig, sizes: budget.Sizes, speed: budget.Speed, amount: float) -> str:
+    """Return the least budget, as it is typed, with which the phases can be planned. amount: what the config's budget leaves for them."""
+    needed = max(amount, budget.minimum_amount(config.phases, sizes, speed))
+    while True:
+        least = _enlarged(config.limit, needed - amount)
+        added = _quantity(parse_budget(least)) - _quantity(config.limit)
+        if budget.suffices(config.phases, sizes, speed, amount + added):
+            return least
+        needed *= 1.01
+
+
+def _quantity(limit: Budget) -> float:
+    """Return the seconds or the operations of a budget."""
+    return limit.flops or limit.seconds or 0.0
 
 
 def _enlarged(limit: Budget, missing: float) -> str:
