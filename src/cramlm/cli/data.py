@@ -39,6 +39,7 @@ from cramlm.cli.options import (
     read_stop_words,
     resolve_corpus_settings,
     resolve_retriever,
+    seed_option,
     top_k_option,
 )
 from cramlm.errors import DataError, UsageError, brief, counted
@@ -171,7 +172,7 @@ def _read_corpus(config: CorpusConfig, store: Path, emit: Emit) -> tuple[list[Fi
 
 def sample_data(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder for train.csv, dev.csv, test.csv and corpus.jsonl.")],
-    seed: Annotated[int, typer.Option(metavar="N", help="Seed of all random numbers.")] = 13,
+    seed: Annotated[int, seed_option("Seed of all random numbers.")] = 13,
 ) -> None:
     """Write a small task and a corpus made by code, to try cramlm.
 
@@ -265,7 +266,7 @@ def select(
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One setting, like retriever.k1=1.5; may be repeated.")
     ] = None,
-    seed: Annotated[int, typer.Option(metavar="N", help="Seed of all random numbers.")] = 13,
+    seed: Annotated[int, seed_option("Seed of all random numbers.")] = 13,
     threads: ThreadsOption = 1,
     ray: RayOption = None,
     text_column: TextColumn = "text",

@@ -37,6 +37,7 @@ from cramlm.cli.options import (
     TextsArgument,
     abstain_threshold,
     printed_or_written,
+    seed_option,
 )
 from cramlm.cli.process import check_address_space_of_model
 from cramlm.errors import EnvironmentFault, UsageError, brief, counted
@@ -407,7 +408,7 @@ def label_next(
         typer.Option(metavar="FILE", help="More labelled texts that are left out, beside those of the run; may be repeated."),
     ] = None,
     model_part: ModelPartOption = "combined",
-    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the choice among similar texts.")] = 0,
+    seed: Annotated[int, seed_option("Seed of the choice among similar texts.")] = 0,
     text_column: ModelTextColumn = None,
     text_pair_column: ModelPairColumn = None,
     id_column: IdColumn = "id",

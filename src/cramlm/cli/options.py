@@ -161,6 +161,11 @@ def top_k_option(text: str) -> Any:
     return typer.Option("--top-k", "-k", metavar="N", min=1, help=text)
 
 
+def seed_option(text: str) -> Any:
+    """Return the option for a seed, with this help."""
+    return typer.Option("--seed", metavar="N", min=0, max=2**32 - 1, help=text)
+
+
 def printed_or_written(text: str) -> Any:
     """Return the option for a file to write; without it, or with `-` for the file, the value is None: standard output."""
     return typer.Option("-o", "--out", metavar="FILE", help=f"{text} (default, or -: standard output).", callback=_none_for_dash)
