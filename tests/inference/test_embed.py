@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from commands import cramlm, error_line, printed
+from cramlm.cli import models
 from cramlm.errors import UsageError
 from cramlm.inference.predictor import Predictor
 from cramlm.model.huggingface.folder import load_classifier
@@ -51,6 +52,21 @@ def test_the_files_hold_the_vectors_in_order(finished: Path, file: Path, tmp_pat
         assert read.column("id").to_pylist() == ["1", "2", "3", "4"]
         rows = np.array(read.column("embedding").to_pylist(), dtype=np.float32)
         assert np.allclose(rows, expected / np.maximum(np.linalg.norm(expected, axis=1, keepdims=True), 1e-9), atol=1e-6)
+
+
+def test_vectors_of_many_texts_are_written_a_part_at_a_time(
+    finished: Path, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    array, table, ids = tmp_path / "vectors.npy", tmp_path / "vectors.parquet", ["1", "2", "3", "4"]
+    expected = Predictor.load(finished / "export", model_part="static").embeddings(TEXTS)
+    monkeypatch.setattr(models, "_AT_ONCE", 3)
+    for out in (array, table):
+        printed("embed", finished, file, "-o", out, "--model-part", "static")
+    assert (np.load(array) == expected).all()
+    read = pq.ParquetFile(table)
+    assert read.num_row_groups == 2
+    assert read.read().column("id").to_pylist() == ids
+    assert read.read().column("embedding").to_pylist() == expected.tolist()
 
 
 def test_what_has_no_vectors_is_one_line(finished: Path, file: Path, tmp_path: Path) -> None:

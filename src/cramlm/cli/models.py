@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import os
 import re
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from cramlm.io.readers import Table
     from cramlm.records import AnyPrediction, Example, FloatArray, SelectivePrediction
 
-_AT_ONCE: Final = 8192  # texts predicted before their rows are written; many, since an encoder computes texts of similar lengths together
+_AT_ONCE: Final = 8192  # texts computed before their rows are written; many, since an encoder computes texts of similar lengths together
 
 
 def evaluate(
@@ -364,36 +365,76 @@ def embed(
     from cramlm.inference.folders import model_of
     from cramlm.inference.predictor import load_predictor
     from cramlm.linear.files import is_linear
-    from cramlm.storage.artifacts import publish_file, refuse_output
+    from cramlm.storage.artifacts import publish_pieces, refuse_output
 
     refuse_output(out, file)
     folder = model_of(model)
     predictor = load_predictor(folder, model_part="combined" if is_linear(folder) else model_part)
     examples = read_examples(file, _texts_format(folder, text_column, text_pair_column, id_column))
-    vectors = predictor.embeddings([example.text for example in examples], [example.text_pair for example in examples])
-    publish_file(out, vectors_file(vectors, [example.id for example in examples], form=out.suffix, normalize=normalize))
-    print(f"{counted(len(vectors), 'vector')} of {vectors.shape[1]} numbers: {out}")
+    vectors = text_vectors(examples, predictor, normalize=normalize)
+    first = next(vectors)
+    write = npy_pieces if out.suffix == ".npy" else parquet_pieces
+    publish_pieces(out, write(itertools.chain([first], vectors), [example.id for example in examples], width=first.shape[1]))
+    print(f"{counted(len(examples), 'vector')} of {first.shape[1]} numbers: {out}")
 
 
-def vectors_file(vectors: FloatArray, ids: Sequence[str], *, form: str, normalize: bool) -> bytes:
-    """Return the content of a file of vectors (n, width) in order.
+def text_vectors(examples: Sequence[Example], predictor: AnyPredictor, *, normalize: bool) -> Iterator[FloatArray]:
+    """Yield the vectors of at most `_AT_ONCE` examples at a time, float32 (n, width), in order.
 
-    form: .npy, the array; or .parquet, the columns id (string) and embedding (list of `width` float32). normalize: scale each vector to
-    length 1; one of zeros, of a text without a known token, stays so.
+    normalize: scale each vector to length 1; one of zeros, of a text without a known token, stays so.
     """
-    from cramlm.storage.arrays import array_bytes, unit_vectors
+    from cramlm.storage.arrays import unit_vectors
 
-    if normalize:
-        vectors = unit_vectors(vectors)
-    if form == ".npy":
-        return array_bytes(vectors)
+    for start in range(0, len(examples), _AT_ONCE):
+        some = examples[start : start + _AT_ONCE]
+        vectors = predictor.embeddings([example.text for example in some], [example.text_pair for example in some])
+        yield unit_vectors(vectors) if normalize else vectors
+
+
+def npy_pieces(vectors: Iterable[FloatArray], ids: Sequence[str], *, width: int) -> Iterator[bytes]:
+    """Yield the content of the .npy file of vectors, (len(ids), width)."""
+    import numpy as np
+
+    from cramlm.storage.arrays import array_header
+
+    yield array_header(np.float32, (len(ids), width))
+    for some in vectors:
+        yield some.tobytes()
+
+
+def parquet_pieces(vectors: Iterable[FloatArray], ids: Sequence[str], *, width: int) -> Iterator[bytes]:
+    """Yield the content of a parquet file with the columns id (string) and embedding (list of `width` float32)."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    column = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), vectors.shape[1])
-    file = io.BytesIO()
-    pq.write_table(pa.table({"id": pa.array(list(ids), pa.string()), "embedding": column}), file)
-    return file.getvalue()
+    schema = pa.schema({"id": pa.string(), "embedding": pa.list_(pa.float32(), width)})
+    pieces, done = _Pieces(), 0
+    with pq.ParquetWriter(pieces, schema, use_dictionary=False) as writer:  # neither ids nor vectors repeat
+        for some in vectors:
+            column = pa.FixedSizeListArray.from_arrays(pa.array(some.ravel()), width)
+            writer.write_table(pa.table([pa.array(ids[done : done + len(some)], pa.string()), column], schema=schema))
+            done += len(some)
+            yield pieces.taken()
+    yield pieces.taken()
+
+
+class _Pieces(io.RawIOBase):
+    """A file to write that holds only what was written since the last `taken`."""
+
+    def __init__(self) -> None:
+        self._held = bytearray()
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, content: Any) -> int:
+        self._held += content
+        return len(content)
+
+    def taken(self) -> bytes:
+        content = bytes(self._held)
+        self._held.clear()
+        return content
 
 
 def label_next(

@@ -134,6 +134,13 @@ class ArrayFile:
         np.lib.format.write_array_header_1_0(self._file, header)
 
 
+def array_header(dtype: type[np.generic], shape: tuple[int, ...]) -> bytes:
+    """Return the beginning of the .npy file of an array, before its values in C order."""
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(file, {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": shape})
+    return file.getvalue()
+
+
 def array_bytes(values: npt.NDArray[Any]) -> bytes:
     """Return the content of the .npy file that `save_array` would write."""
     file = io.BytesIO()

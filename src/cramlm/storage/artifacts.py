@@ -123,15 +123,16 @@ def publish_file(target: Path, content: bytes) -> None:
 
     What is no regular file, like a pipe or /dev/null, is written directly instead of being replaced.
     """
-    _publish_pieces(target, (content,))
+    publish_pieces(target, (content,))
 
 
 def publish_lines(target: Path, lines: Iterable[str]) -> None:
     """As `publish_file`, for lines of text, of which one at a time is in memory."""
-    _publish_pieces(target, (line.encode() for line in lines))
+    publish_pieces(target, (line.encode() for line in lines))
 
 
-def _publish_pieces(target: Path, pieces: Iterable[bytes]) -> None:
+def publish_pieces(target: Path, pieces: Iterable[bytes]) -> None:
+    """As `publish_file`, for the content in pieces, of which one at a time is in memory."""
     assert not CHECKING.get(), f"{target}: a check publishes nothing"
     with environment_faults(target):
         if target.exists() and not target.is_file() and not target.is_dir():
