@@ -6,6 +6,7 @@ import errno
 import json
 import re
 import shutil
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import safetensors.numpy
+import scipy.sparse
 from linear_fixtures import (
     TOPICS,
     corpus_vectors,
@@ -30,7 +32,7 @@ from cramlm.inference.linear import LinearPredictor
 from cramlm.linear.features import VARIANTS, TextMatrices
 from cramlm.linear.files import MODEL_FILE, WEIGHTS_FILE, is_linear
 from cramlm.linear.fit import SearchSpace, fit_linear
-from cramlm.linear.model import LinearModel
+from cramlm.linear.model import LinearModel, beside
 from cramlm.linear.word_vectors import TENSORS_FILE, WORDS_FILE, WordVectors
 from cramlm.records import Task
 from damaging import cut, edit_json
@@ -213,3 +215,17 @@ def test_a_file_that_the_disk_refuses_is_an_environment_fault(file: str, copied:
     monkeypatch.setattr(Path, "read_bytes", read)
     with pytest.raises(EnvironmentFault, match=re.escape(file)):
         LinearModel.load(copied)
+
+
+def test_text_vectors_are_joined_to_the_terms_of_many_texts_in_little_memory() -> None:
+    numbers = np.random.default_rng(0)
+    vectors = numbers.normal(size=(20_000, 64)).astype(np.float32)
+    vectors[::7] = 0
+    rows = scipy.sparse.random(20_000, 1_000, 0.02, format="csr", dtype=np.float32, random_state=1)
+    expected = scipy.sparse.hstack([rows, scipy.sparse.csr_matrix(np.float32(0.5) * vectors)], format="csr", dtype=np.float32)
+    size = expected.data.nbytes + expected.indices.nbytes
+    tracemalloc.start()
+    joined = beside(rows, vectors, 0.5)
+    assert tracemalloc.get_traced_memory()[1] < 2.5 * size
+    tracemalloc.stop()
+    assert all((getattr(joined, name) == getattr(expected, name)).all() for name in ("data", "indices", "indptr"))

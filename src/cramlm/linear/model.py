@@ -169,7 +169,13 @@ class LinearModel:
 
 def beside(rows: Any, vectors: FloatArray, weight: float) -> Any:
     """Return rows of n-grams (CSR, of length 1) with text vectors (n, width) of length 1 times `weight` as further columns, CSR float32."""
-    return scipy.sparse.hstack([rows, scipy.sparse.csr_matrix(np.float32(weight) * vectors)], format="csr", dtype=np.float32)
+
+    def some(part: slice) -> Any:
+        columns = scipy.sparse.csr_matrix(np.float32(weight) * vectors[part])  # needs five times the memory of a dense matrix meanwhile
+        return scipy.sparse.hstack([rows[part], columns], format="csr", dtype=np.float32)
+
+    parts = [some(slice(start, start + _BATCH)) for start in range(0, max(len(vectors), 1), _BATCH)]
+    return parts[0] if len(parts) == 1 else scipy.sparse.vstack(parts, format="csr")
 
 
 def kind_of_linear(folder: Path) -> TaskKind:
