@@ -344,6 +344,8 @@ def test_version_and_doctor_print_versions_and_hardware() -> None:
         ),
         (["predict", "some words", "-"], 2, ["some words: no such folder; pass a run, or the folder of a model"]),
         (["predict", "me/topics", "train.jsonl"], 2, ["hf download me/topics --local-dir topics"]),
+        (["fit", "--recipe", "tfidf", "--train", "train.jsonl", "-o", "-"], 2, ["-: is standard input or output, and --out is a folder"]),
+        (["sample-data", "-"], 2, ["-: is standard input or output, and DIR is a folder"]),
         (["predict", "missing", "it's a text"], 2, ["echo 'it'\"'\"'s a text' | cramlm predict missing -"]),
         (["predict", "missing", "my data.csv"], 2, ["missing: no such folder"]),
         (["explain", "missing", "train.jsonl"], 2, ["train.jsonl: is a file", "cramlm predict"]),

@@ -92,7 +92,7 @@ class Command(_Sections, TyperCommand):
                 )
             raise UsageError(f"unexpected argument {extra[0]!r}; {remedy} (see `{ctx.command_path} --help`)")
         if not ctx.resilient_parsing:
-            refuse_urls(self.params, ctx.params)
+            refuse_no_paths(self.params, ctx.params)
             ctx.params = {name: expand_home(value) for name, value in ctx.params.items()}
         return extra
 
@@ -181,15 +181,21 @@ def refuse_repeated(used: Sequence[Any]) -> None:
             raise UsageError(f"{name} is given {'twice' if times == 2 else f'{times} times'}; {remedy}")
 
 
-def refuse_urls(parameters: Sequence[Any], values: Mapping[str, Any]) -> None:
-    """Raise UsageError for a URL where a command takes only paths on this machine. Parameters that take URLs are strings."""
+def refuse_no_paths(parameters: Sequence[Any], values: Mapping[str, Any]) -> None:
+    """Raise UsageError for a URL where a command takes only paths on this machine, and for `-` where it takes a folder.
+
+    Parameters that take URLs are strings.
+    """
     from cramlm.storage.artifacts import refuse_url
 
     for parameter in parameters:
         value = values.get(parameter.name)
+        name = argument_name(parameter) if parameter.param_type_name == "argument" else max(parameter.opts, key=len)
         for path in value if isinstance(value, list | tuple) else [value]:
             if isinstance(path, Path):
-                refuse_url(path, argument_name(parameter) if parameter.param_type_name == "argument" else max(parameter.opts, key=len))
+                refuse_url(path, name)
+                if str(path) == "-" and parameter.metavar == "DIR":
+                    raise UsageError(f"-: is standard input or output, and {name} is a folder; pass the path of a folder")
 
 
 def expand_home(value: Any) -> Any:
