@@ -73,9 +73,13 @@ def test_what_has_no_vectors_is_one_line(finished: Path, file: Path, tmp_path: P
     tfidf = finished / "export/combination/tfidf"
     for path, out, code, needle in (
         (finished, "vectors.csv", 2, ".npy or .parquet"),
-        (tfidf, "vectors.npy", 2, "tfidf has no text vectors"),
+        (tfidf, "vectors.NPY", 2, "tfidf has no text vectors"),
         (tmp_path, "vectors.npy", 5, "holds no exported model"),
     ):
         assert needle in error_line(cramlm("embed", path, file, "-o", tmp_path / out), code)
+    static = finished / "export/combination/static"
+    command = ("embed", static, file, "-o", tmp_path / "vectors.npy", "--model-part")
+    assert "is a linear model without an encoder" in error_line(cramlm(*command, "encoder"), 2)
+    assert "4 vectors" in printed(*command, "static")
     with pytest.raises(UsageError, match="texts is one string"):
         Predictor.load(finished / "export").embeddings("one text")

@@ -343,9 +343,9 @@ def embed(
     out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="Vectors: .npy, or .parquet with the columns id and embedding.")],
     normalize: Annotated[bool, typer.Option("--normalize", help="Scale each vector to length 1, for inner products as cosines.")] = False,
     model_part: Annotated[
-        Literal["encoder", "static"],
-        typer.Option("--model-part", metavar="PART", help="encoder: pooled hidden states; static: averaged word vectors."),
-    ] = "encoder",
+        Literal["encoder", "static"] | None,
+        typer.Option("--model-part", metavar="PART", help="encoder (default): pooled hidden states; static: averaged word vectors."),
+    ] = None,
     text_column: ModelTextColumn = None,
     text_pair_column: ModelPairColumn = None,
     id_column: IdColumn = "id",
@@ -358,7 +358,8 @@ def embed(
         cramlm embed runs/mine new.jsonl -o vectors.npy
         cramlm embed runs/mine new.csv -o vectors.parquet --normalize
     """
-    if out.suffix not in (".npy", ".parquet"):
+    ending = out.suffix.lower()
+    if ending not in (".npy", ".parquet"):
         raise UsageError(f"{out}: vectors are written as .npy or .parquet; choose one of these endings")
     check_address_space_of_model(model, "embed")
     from cramlm.data.task import read_examples
@@ -369,11 +370,11 @@ def embed(
 
     refuse_output(out, file)
     folder = model_of(model)
-    predictor = load_predictor(folder, model_part="combined" if is_linear(folder) else model_part)
+    predictor = load_predictor(folder, model_part=model_part or ("combined" if is_linear(folder) else "encoder"))
     examples = read_examples(file, _texts_format(folder, text_column, text_pair_column, id_column))
     vectors = text_vectors(examples, predictor, normalize=normalize)
     first = next(vectors)
-    write = npy_pieces if out.suffix == ".npy" else parquet_pieces
+    write = npy_pieces if ending == ".npy" else parquet_pieces
     publish_pieces(out, write(itertools.chain([first], vectors), [example.id for example in examples], width=first.shape[1]))
     print(f"{counted(len(examples), 'vector')} of {first.shape[1]} numbers: {out}")
 
