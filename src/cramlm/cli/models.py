@@ -51,6 +51,8 @@ if TYPE_CHECKING:
 
 _AT_ONCE: Final = 8192  # texts computed before their rows are written; many, since an encoder computes texts of similar lengths together
 
+_LEAST_TIME: Final = 0.001  # seconds of a limit of the server
+
 
 def evaluate(
     model: ModelArgument,
@@ -202,14 +204,18 @@ def serve(
         float, typer.Option(metavar="SECONDS", min=0, max=1, help="Time that an idle server waits to fill a batch.")
     ] = 0.0,
     batch_window_ms: Annotated[float | None, typer.Option(min=0, max=1000, hidden=True)] = None,
-    max_texts: Annotated[int, typer.Option(metavar="N", help="Texts in one request.", rich_help_panel=LIMITS)] = 64,
-    max_characters: Annotated[int, typer.Option(metavar="N", help="Characters in one text.", rich_help_panel=LIMITS)] = 20_000,
-    max_body_bytes: Annotated[int, typer.Option(metavar="N", help="Bytes of one request.", rich_help_panel=LIMITS)] = 1_000_000,
-    queue_texts: Annotated[int, typer.Option(metavar="N", help="Texts in the queue; beyond it status 429.", rich_help_panel=LIMITS)] = 1024,
+    max_texts: Annotated[int, typer.Option(metavar="N", min=1, help="Texts in one request.", rich_help_panel=LIMITS)] = 64,
+    max_characters: Annotated[int, typer.Option(metavar="N", min=1, help="Characters in one text.", rich_help_panel=LIMITS)] = 20_000,
+    max_body_bytes: Annotated[int, typer.Option(metavar="N", min=1, help="Bytes of one request.", rich_help_panel=LIMITS)] = 1_000_000,
+    queue_texts: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Texts in the queue; beyond it status 429.", rich_help_panel=LIMITS)
+    ] = 1024,
     max_wait: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Time in the queue; beyond it status 429.", rich_help_panel=LIMITS)
+        float, typer.Option(metavar="SECONDS", min=_LEAST_TIME, help="Time in the queue; beyond it status 429.", rich_help_panel=LIMITS)
     ] = 2.0,
-    read_timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Time for sending a request.", rich_help_panel=LIMITS)] = 10.0,
+    read_timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", min=_LEAST_TIME, help="Time for sending a request.", rich_help_panel=LIMITS)
+    ] = 10.0,
     model_part: ModelPartOption = "combined",
     abstain_below: AbstainBelowOption = None,
     abstain_at_accuracy: AbstainAtAccuracyOption = None,
