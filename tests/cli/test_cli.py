@@ -350,6 +350,7 @@ def test_version_and_doctor_print_versions_and_hardware() -> None:
         (["predict", "missing", "my data.csv"], 2, ["missing: no such folder"]),
         (["serve", "missing", "--max-texts", "0"], 2, ["'--max-texts'", "greater than or equal to 1"]),
         (["serve", "missing", "--max-wait", "0"], 2, ["'--max-wait'", "greater than or equal to 0.001"]),
+        (["explain", "missing", "-"], 2, ["-: explain reads one text from the command line"]),
         (["explain", "missing", "train.jsonl"], 2, ["train.jsonl: is a file", "cramlm predict"]),
         (["search", "missing", "train.jsonl"], 2, ["train.jsonl: is a file; pass it with --queries"]),
         (["search", "missing", "a text", "--id-column", "key"], 2, ["--id-column are columns of a file of queries; pass --queries"]),

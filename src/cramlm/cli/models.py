@@ -330,6 +330,8 @@ def explain(
     """
     if (file := next(filter(os.path.isfile, [text, text_pair or ""]), None)) is not None:
         raise UsageError(f"{file}: is a file, and explain reads one text; pass the text itself, or use cramlm predict for a file")
+    if text == "-":
+        raise UsageError("-: explain reads one text from the command line; pass the text itself in place of -")
     check_address_space_of_model(model, "explain")
     from cramlm.cli.console import show_explanation
     from cramlm.inference.explain import explain_at
