@@ -164,8 +164,14 @@ def test_an_override_without_a_target_is_a_usage_error_with_its_text(override: s
         ({"seed": 2**32}, "seed: Input should be less than 4294967296"),
         ({"threads": 100_000}, "threads: Input should be less than or equal to 1024"),
         ({"baseline": {"c": [1.0, 0.0]}}, "baseline.c[1]: Input should be greater than 0"),
-        (with_corpus(kind="dense"), "run.toml: retriever.encoder: Field required"),
-        (with_corpus(**UNION | {"retrievers": [{"kind": "bm25"}, {"kind": "dense"}]}), "run.toml: retriever.retrievers[1].encoder: Field"),
+        (
+            with_corpus(kind="dense"),
+            "run.toml: retriever.encoder has no default and is not set (--set retriever.encoder=VALUE)",
+        ),
+        (
+            with_corpus(**UNION | {"retrievers": [{"kind": "bm25"}, {"kind": "dense"}]}),
+            "run.toml: retriever.retrievers[1].encoder has no default",
+        ),
         ({"encoder": {"hidden": 100, "heads": 3}}, "multiple of heads"),
         ({"encoder": {"shape": "bert"}}, "head.pooling"),
     ],

@@ -506,6 +506,8 @@ def explain_validation_error(error: ValidationError, *, section: str = "") -> st
     if first["type"] == "union_tag_not_found" and location == ["retriever"]:
         names = ", ".join(f"{where}.{name}" for name in first["input"])
         return f"{names}: this run retrieves nothing; take a recipe that does, like tlm, or set {where}.kind, like {where}.kind=bm25{more}"
+    if first["type"] == "missing":
+        return f"{where} has no default and is not set (--set {where}=VALUE); `cramlm config` prints every setting{more}"
     if first["type"] == "union_tag_invalid":
         kind, kinds = first["ctx"]["tag"], first["ctx"]["expected_tags"]
         return f"{where}.kind: {kind!r} is not one of {kinds}; `cramlm config` prints every setting{more}"

@@ -155,8 +155,8 @@ def check_bounded(config: RetrieverConfig) -> None:
     """Raise UsageError if the selection would be the whole corpus."""
     if kinds := unbounded(config):
         raise UsageError(
-            f"the retriever {kinds[0]} ranks the whole corpus and needs a bound; set retriever.max_documents or retriever.max_tokens, "
-            "or let a run's plan set it"
+            f"the retriever {kinds[0]} ranks the whole corpus and needs a bound; set retriever.max_documents (select --max-documents) or "
+            "retriever.max_tokens (select --select-tokens), or let a run's plan set it"
         )
 
 
