@@ -437,6 +437,7 @@ def test_bad_numbers_are_refused_with_their_index(y: Any, message: str, tmp_path
         ({"settings": {"encoder.layers": {2}}}, r"'encoder.layers'. is \{2\}, not a number"),
         ({"budget": "soon"}, "budget 'soon' is neither a positive time"),
         ({"recipe": "tlm-small:chemprot:x"}, "recipe 'tlm-small:chemprot:x': the scale 'x' is not a number"),
+        ({"recipe": "tfidf", "init": "mine"}, "trains from scratch; drop init=, or take the recipe tlm"),
         ({"recipe": "plm"}, r"the recipe plm starts from pretrained weights; pass init= \(a folder with config.json"),
         ({"settings": {"task.kind": "regression"}}, "task.kind.* is 'regression', and this is a classification task by the form of y"),
         ({"seed": np.random.RandomState(0)}, "^seed: Input should be a valid integer"),  # as scikit-learn's random_state

@@ -66,7 +66,7 @@ class InvalidParameter(UsageError, ValueError):  # noqa: N818 - as above
 _PARAMETERS: Final = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
-        (r"= \(--[a-z-]+ FILES\)", "="),  # "corpus= (--corpus FILES)"
+        (r"= \(--[a-z-]+ (FILES|FOLDER)\)", "="),  # "corpus= (--corpus FILES)"
         (r"\(--base-model FOLDER, ", "(a folder "),
         (r"--set (['\"])([^'\"=]+)=.*?\1:", r"settings['\2']:"),
         (r"--set ([\w.\[\]]+)=(\w+)", r'settings={"\1": \2}'),

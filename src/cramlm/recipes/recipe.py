@@ -382,7 +382,9 @@ class Recipe(ABC):
                 "model.safetensors and tokenizer.json), or take the recipe tlm, which needs none"
             )
         if self.start == "scratch" and init is not None:
-            raise UsageError(f"the recipe {self.name} trains from scratch; drop init, or take the recipe tlm with it")
+            raise UsageError(
+                f"the recipe {self.name} trains from scratch; drop init= (--base-model FOLDER), or take the recipe tlm with it"
+            )
 
 
 def _nominal_speed(device: str, *, any_cpu: bool) -> float:
