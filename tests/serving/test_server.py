@@ -378,7 +378,7 @@ def test_an_address_open_to_other_machines_needs_a_token(tiny_export: Path) -> N
         (["--host", "0.0.0.0", "--token", "short"], "8 or more"),
         (["--host", "example"], "not an address"),
         (["--queue-texts", "3"], "queue"),
-        (["--max-wait", "0"], "above 0"),
+        (["--max-wait", "0"], "--max-wait"),
     ):
         result = cramlm("serve", tiny_export, *options)
         assert needle in error_line(result, 2)
