@@ -335,7 +335,8 @@ def _lengths(file: LabelledFile) -> Iterator[Finding]:
     for example in file.examples:
         words = count_words(example.whole_text)
         if words > LONG_WORDS:
-            yield Finding(example.id, "notice", "long", f"{words:,} words; a model of 512 tokens reads about the first {LONG_WORDS}")
+            message = f"{words:,} words; the encoder reads at most the first {LONG_WORDS} or so (512 tokens), the linear models all"
+            yield Finding(example.id, "notice", "long", message)
         elif not any(map(str.isalnum, example.whole_text)):
             yield Finding(example.id, "notice", "no-words", f"no letter or digit in {brief(example.whole_text, 30)}")
 
