@@ -345,14 +345,28 @@ def plot(curves: Sequence[Mapping[str, Any]], target: Path) -> None:
     figure.savefig(target, metadata={"Date": None})
 
 
+def add_text_options(parser: argparse.ArgumentParser, *, out: Path, tokens: int, top_k: int) -> None:
+    """Add the options that `read_texts` reads, with these defaults."""
+    parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder with tasks/chemprot/ and corpus/")
+    parser.add_argument("--out", type=Path, default=out)
+    parser.add_argument("--store", type=Path, default=Path("runs/store"))
+    parser.add_argument("--selection-tokens", type=int, default=tokens)
+    parser.add_argument("--top-k", type=int, default=top_k, help="passages retrieved for each text")
+
+
+def parse_with_texts(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """Parse the command line, make the folder --out, and check that --data has a corpus."""
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    if not (arguments.data / "corpus").is_dir():
+        parser.error(f"{arguments.data}: no corpus/ there; pass --data FOLDER with corpus/*.jsonl.zst and tasks/chemprot/")
+    return arguments
+
+
 def parse_arguments() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder with tasks/chemprot/ and corpus/")
-    parser.add_argument("--out", type=Path, default=Path("runs/learning"))
-    parser.add_argument("--store", type=Path, default=Path("runs/store"))
-    parser.add_argument("--selection-tokens", type=int, default=3_000_000)
-    parser.add_argument("--top-k", type=int, default=50, help="passages retrieved for each text")
+    add_text_options(parser, out=Path("runs/learning"), tokens=3_000_000, top_k=50)
     parser.add_argument("--rates", type=float, nargs="+", default=[3e-4, 1e-3, 3e-3])
     parser.add_argument("--sweep-minutes", type=float, default=10.0, help="minutes of the released recipe at each learning rate")
     parser.add_argument("--released-minutes", type=float, default=60.0, help="minutes of the released recipe at the best learning rate")
@@ -363,11 +377,7 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--label", default="", help="name of a changed default")
     parser.add_argument("--seed", type=int, default=1)
-    arguments = parser.parse_args()
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    if not (arguments.data / "corpus").is_dir():
-        parser.error(f"{arguments.data}: no corpus/ there; pass --data FOLDER with corpus/*.jsonl.zst and tasks/chemprot/")
-    return arguments
+    return parse_with_texts(parser)
 
 
 if __name__ == "__main__":

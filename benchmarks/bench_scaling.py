@@ -27,7 +27,17 @@ import numpy as np
 import torch
 from scipy.optimize import least_squares
 
-from bench_learning import Arm, batches_of, bits_per_word, held_out_batches, place_embeddings, read_texts, tokenizer_for
+from bench_learning import (
+    Arm,
+    add_text_options,
+    batches_of,
+    bits_per_word,
+    held_out_batches,
+    parse_with_texts,
+    place_embeddings,
+    read_texts,
+    tokenizer_for,
+)
 from cramlm import recipes
 from cramlm.config.run import EncoderConfig, HeadConfig, PhaseConfig
 from cramlm.model.model import ModelSpec, build_model, has_bf16
@@ -83,10 +93,8 @@ def main() -> None:
 def arm_of(size: str, budget: float) -> Arm:
     """Return the joint phase for this size, `LAYERSxHIDDEN`, with the batch that the planner gives the budget."""
     layers, hidden = map(int, size.split("x"))
-    encoder = recipes.PRESETS["mini"].model_copy(
-        update={"layers": layers, "hidden": hidden, "heads": hidden // HEAD_WIDTH, "intermediate": 2 * hidden}
-    )
-    encoder = EncoderConfig.model_validate(encoder.model_dump(mode="json"))
+    shape = {"layers": layers, "hidden": hidden, "heads": hidden // HEAD_WIDTH, "intermediate": 2 * hidden}
+    encoder = EncoderConfig.model_validate(recipes.PRESETS["mini"].model_dump(mode="json") | shape)
     phase = without_teacher(recipes.joint_phase()).model_copy(update={"max_length": ROWS, "dropout": 0.0})
     return Arm(size, encoder, HeadConfig(), VOCABULARY, for_budget(phase, budget), 0.0)
 
@@ -202,19 +210,11 @@ def print_choices(law: Law | None, operations: Mapping[str, float]) -> None:
 def parse_arguments() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder with tasks/chemprot/ and corpus/")
-    parser.add_argument("--out", type=Path, default=Path("runs/scaling"))
-    parser.add_argument("--store", type=Path, default=Path("runs/store"))
-    parser.add_argument("--selection-tokens", type=int, default=12_000_000)
-    parser.add_argument("--top-k", type=int, default=500, help="passages retrieved for each text")
+    add_text_options(parser, out=Path("runs/scaling"), tokens=12_000_000, top_k=500)
     parser.add_argument("--budgets", type=float, nargs="+", default=[1e13, 3e13, 1e14], help="operations of a run")
     parser.add_argument("--sizes", nargs="+", default=["2x128", "2x192", "4x256", "6x384"], metavar="LAYERSxHIDDEN")
     parser.add_argument("--seed", type=int, default=1)
-    arguments = parser.parse_args()
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    if not (arguments.data / "corpus").is_dir():
-        parser.error(f"{arguments.data}: no corpus/ there; pass --data FOLDER with corpus/*.jsonl.zst and tasks/chemprot/")
-    return arguments
+    return parse_with_texts(parser)
 
 
 if __name__ == "__main__":

@@ -401,8 +401,7 @@ def _errors(run: RunRecord, split: str, neighbours: Neighbours | None) -> Data:
 
     others: scores by label of the other models. matrix: confusion matrix, rows are the true labels; None with too many labels.
     """
-    others = {name: each[split] for name, each in run.others.items() if split in each}
-    others = {name: scores["per_class"] for name, scores in others.items() if "per_class" in scores}
+    others = {name: entry[split]["per_class"] for name, entry in run.others.items() if "per_class" in entry.get(split, {})}
     if run.config.task.kind != "classification":
         return {"split": split, "others": others, "calibration": None}
     own = run.predictor_scores[split]
