@@ -67,6 +67,21 @@ def test_a_row_without_text_or_label_fails_by_line_or_is_skipped(tmp_path: Path,
     assert warning.data["split"] == "train"
 
 
+@pytest.mark.parametrize("on_bad_row", ["fail", "skip"])
+def test_a_file_without_labels_is_refused_with_a_remedy_that_skipping_rows_is_not(tmp_path: Path, on_bad_row: str) -> None:
+    rows = [("x", ""), ("y", None), ("z", " ")]
+    words = r"test.jsonl: no row has a label in column 'label'; leave the file out, or rename the column of its labels to 'label'$"
+    with pytest.raises(DataError, match=words):
+        read(tmp_path, ROWS, test=rows, on_bad_row=on_bad_row)
+    with pytest.raises(DataError, match=r"train.jsonl: no row has a label in column 'label'; pass --label-column$"):
+        read(tmp_path, rows, on_bad_row=on_bad_row)
+    if on_bad_row == "skip":
+        assert len(read(tmp_path, ROWS, test=[*rows, ("w", "a")], on_bad_row="skip")[0].test) == 1
+    else:
+        with pytest.raises(DataError, match=r"test.jsonl:1: label 'label' is empty; fix it, or pass --on-bad-row skip"):
+            read(tmp_path, ROWS, test=[*rows, ("w", "a")])
+
+
 def test_a_label_with_one_example_is_a_warning(tmp_path: Path) -> None:
     task, events = read(tmp_path, [*ROWS, ("alone", "rare")])
     assert "rare" in {example.label for example in task.train}

@@ -21,7 +21,7 @@ from cramlm.data.labels import RULES, LabelRules, spelled_otherwise
 from cramlm.errors import ArtifactError, DataError, UsageError, brief, counted
 from cramlm.io.paths import STDIN, stamp_input
 from cramlm.io.readers import MAX_RECORD_BYTES, Reader
-from cramlm.io.rows import Column, has_remedy
+from cramlm.io.rows import Column, Row, has_remedy
 from cramlm.records import Emit, Event, Example, Scale, Split, Task, TaskKind, silent
 from cramlm.storage.artifacts import Artifact, hash_json, open_artifact, verify
 from cramlm.storage.stages import stage
@@ -186,12 +186,13 @@ def read_examples(
     files. A .txt file and "-" (standard input, unless it holds JSON lines) have one text per line.
 
     Raises:
-        UsageError: the path is missing. DataError: a bad row (unless skipped), such as a blank text, an invalid label or a repeated id.
+        UsageError: the path is missing. DataError: a bad row (unless skipped), such as a blank text, an invalid label or a repeated id; no
+        row has a label.
     """
     rules, distinct = RULES[row_format.kind], row_format.id_column is not None and row_format.ids == "distinct"
     stamps = stamp_input(path)
     examples: list[Example] = []
-    rows_read, first_reason = 0, ""
+    rows_read, unlabelled, first_reason = 0, 0, ""
     lines_of_ids: dict[str, str] = {}
     for stamp in stamps:
         columns = row_format.columns(stamp.text_column)
@@ -206,11 +207,16 @@ def read_examples(
             emit=emit,
         )
         prefix = f"{stamp.path.name}:" if len(stamps) > 1 else ""
-        for row in reader:
+        rows = iter(reader)
+        for row in rows:
             line = f"{prefix}{row.line}"
             try:
                 example = _example(dict(zip(columns, row.values, strict=False)), columns, rules, line)
             except ValueError as error:
+                if lacks_label := _lacks_label(row, columns):
+                    unlabelled += 1
+                if lacks_label and not examples and on_bad_row != "skip" and all(_lacks_label(other, columns) for other in rows):
+                    raise DataError(_no_labels(str(reader.path), columns["label"])) from error
                 reader.reject(row, str(error))
                 continue
             if distinct and (first := lines_of_ids.setdefault(example.id, line)) != line:
@@ -223,9 +229,23 @@ def read_examples(
         where = "standard input" if path == STDIN else path
         if not rows_read:
             raise DataError(f"{where}: no rows; pass a file with data")
+        if unlabelled == rows_read:
+            raise DataError(_no_labels(where, columns["label"]))
         rejected = f"the only one was rejected{first_reason}" if rows_read == 1 else f"all {rows_read:,} were rejected{first_reason}"
         raise DataError(f"{where}: no rows left, {rejected}{'' if has_remedy(first_reason) else '; fix it'}")
     return examples
+
+
+def _lacks_label(row: Row, columns: Mapping[str, Column]) -> bool:
+    """Return True if the label is the value of a column, and blank in this row."""
+    value = dict(zip(columns, row.values, strict=False)).get("label", "none")
+    return value is None or not value.strip()
+
+
+def _no_labels(path: str, column: Column) -> str:
+    """Return the message for a file without a label in any row."""
+    other = f"leave the file out, or rename the column of its labels to {column.name!r}" if column.like else f"pass {column.flag}"
+    return f"{path}: no row has a label in column {column.name!r}; {other}"
 
 
 def _example(values: Mapping[str, str | None], columns: Mapping[str, Column], rules: LabelRules, line: str) -> Example:
