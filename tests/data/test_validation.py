@@ -126,6 +126,29 @@ def test_labels_that_differ_in_case_unicode_form_or_white_space_only_are_named(t
 
 
 @pytest.mark.parametrize(
+    ("label", "kind"), [("nan", "classification"), ("NA", "classification"), ("None", "classification"), ("null", "multi-label")]
+)
+def test_a_label_that_is_how_pandas_writes_a_missing_value_is_named_with_its_rows_and_a_remedy(
+    label: str, kind: TaskKind, tmp_path: Path
+) -> None:
+    path = tmp_path / "train.csv"
+    path.write_text("text,label\n" + "".join(f"text number {number},{['sea', 'hill', label][number % 3]}\n" for number in range(30)))
+    train = read_labelled(str(path), RowFormat(kind=kind))
+    (finding,) = [finding for finding in check_files(train, []) if finding.rule == "null-label"]
+    assert str(finding) == (
+        f"{path}:4: notice: null-label: label '{label}' of 10 rows may be a missing value, and is read as a class; "
+        "drop rows without a label"
+    )
+    assert label in describe(train)["labels"]
+
+
+def test_none_and_words_that_hold_a_missing_value_are_labels(tmp_path: Path) -> None:
+    rows = [(f"text number {number}", ["none", "nano", "NAN"][number % 3]) for number in range(30)]
+    findings = check_files(read_labelled(write_labelled(tmp_path / "train.jsonl", rows), RowFormat()), [])
+    assert "null-label" not in {finding.rule for finding in findings}
+
+
+@pytest.mark.parametrize(
     ("label", "other", "message"),
     [
         ("1", "1.0", "label '1.0' differs from '1' in decimals only; rename one if they are one label"),

@@ -33,6 +33,8 @@ LONG_WORDS = 380  # about 512 tokens, an encoder's default length
 RARE = 5  # training examples of a label
 UNEVEN = 20.0  # rows of the largest label over those of the smallest
 _MANY_NUMBERS = 20  # labels
+_MISSING_VALUES = frozenset({"<NA>", "N/A", "NA", "NULL", "NaN", "NaT", "None", "n/a", "nan", "null"})
+"""How pandas, R and databases write that a cell has no value."""
 FAR_SCRIPT = 0.02  # share of the training rows below which a script is unusual
 SAMPLE = 5_000  # passages of the corpus whose words and scripts are counted
 KNOWN_WORDS = 0.5  # share of the training texts' words that should occur in this sample
@@ -301,6 +303,10 @@ def _labels(train: LabelledFile, held_out: Sequence[LabelledFile]) -> Iterator[F
         if count < RARE:
             message = f"label {brief(label, 30)} has {counted(count, 'training row')}; too few to learn it"
             yield Finding(first[label].id, "notice", "rare-label", message)
+    for label in sorted(_MISSING_VALUES.intersection(counts)):
+        rows = counted(counts[label], "row")
+        message = f"label {label!r} of {rows} may be a missing value, and is read as a class; drop rows without a label"
+        yield Finding(first[label].id, "notice", "null-label", message)
     yield from _similar_labels(counts, first)
     yield from (_other_kind if train.kind == "classification" else _joined_labels)(counts, first)
     (largest, most), (smallest, least) = counts.most_common(1)[0], counts.most_common()[-1]
