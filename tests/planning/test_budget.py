@@ -315,15 +315,24 @@ def test_a_short_time_is_accepted_on_a_busy_machine_and_too_few_operations_never
         assert all(phase.steps for phase in forecast(budget, busy).phases)
     with pytest.raises(UsageError, match="at least 20 are needed"):
         forecast("1e10flops", busy)
-    with pytest.raises(UsageError, match="leaves no time to train: reading and counting 500 MB of raw text"):
-        forecast("20s", busy, corpus_bytes=500_000_000)
+
+
+@pytest.mark.parametrize("cpu_share", [1.0, 0.2])
+def test_a_time_that_leaves_none_to_train_is_refused_with_one_that_does(cpu_share: float) -> None:
+    measured = Measurement(1_000.0, 2, cpu_share, 1e7, None)
+    message = r"leaves no time to train: reading and counting 500 MB of raw text .* about \d+ s; pass --budget (\S+) or more$"
+    with pytest.raises(UsageError, match=message) as refused:
+        forecast("20s", measured, corpus_bytes=500_000_000)
+    (named,) = re.findall(r"--budget (\S+) or more", str(refused.value))
+    assert all(phase.steps for phase in forecast(named, measured, corpus_bytes=500_000_000).phases)
 
 
 @pytest.mark.parametrize("every", [None, 1])
 @pytest.mark.parametrize("too_small", ["1e10flops", "3.3e11flops", "1s", "30s"])
 def test_a_budget_that_is_too_small_is_refused_with_one_that_is_not(too_small: str, every: int | None) -> None:
     quiet = Measurement(1_000.0, 2, 1.0, 1e7, None)
-    with pytest.raises(UsageError, match=r"pass --budget \S+ or more, or a smaller --preset$"):
+    remedy = "more" if too_small == "1s" else "more, or a smaller --preset"  # no preset makes reading shorter
+    with pytest.raises(UsageError, match=rf"pass --budget \S+ or {remedy}$"):
         forecast(too_small, quiet, corpus_bytes=10_000_000, preset="mini", every=every)
     with pytest.raises(UsageError, match=r"pass --budget \S+ or more$") as refused:
         forecast(too_small, quiet, corpus_bytes=10_000_000, every=every)
@@ -351,7 +360,10 @@ def test_the_budget_that_an_error_names_suffices_after_it_is_rounded(texts: int,
 
 @pytest.mark.parametrize(
     ("budget", "message"),
-    [("1e6flops", r"at least \d+ are needed; pass --budget \S+flops or more"), ("2s", "leaves no time to train: .* raw text .* about 3 s")],
+    [
+        ("1e6flops", r"at least \d+ are needed; pass --budget \S+flops or more"),
+        ("2s", r"leaves no time to train: .* raw text .* about 3 s; pass --budget \d+s or more$"),
+    ],
 )
 def test_a_budget_that_is_too_small_on_any_machine_is_refused_before_anything_is_fitted(budget: str, message: str, tmp_path: Path) -> None:
     config = tiny_config(write_task(tmp_path / "data", documents=60), budget=budget)

@@ -144,9 +144,9 @@ def forecast_cost(
         retriever = budget.plan_selection(config.retriever, amount=amount, tokens_per_unit=budget_speed.joint, passes=passes)
     external = _external_tokens(retriever, texts)
     sizes = replace(texts.sizes, external_tokens=external)
+    if amount is not None and (message := time_shortage(config, texts.corpus_bytes)):
+        raise UsageError(f"{message}; pass --budget {_least_budget(config, sizes, budget_speed, amount)} or more")
     if limit.seconds is not None and machine.starved is not None:  # a busy machine is no reason to refuse
-        if any(map(budget.is_open, config.phases)):
-            check_least_time(config, texts.corpus_bytes)
         amount = max(amount or 0.0, budget.minimum_amount(config.phases, sizes, budget_speed))
     phases = _planned(config, sizes, budget_speed, amount, rows=texts.rows)
     seconds = tuple(budget.phase_amount(phase, sizes, speed) for phase in phases)
@@ -189,12 +189,13 @@ def preparing_seconds(config: RunConfig, corpus_bytes: int) -> float:
     return corpus_bytes * _SECONDS_PER_BYTE + forecast_word_vectors(corpus_bytes, threads_of(config))[0]
 
 
-def check_least_time(config: RunConfig, corpus_bytes: int) -> None:
-    """Raise UsageError if a budget of time is too short to read the raw text and to export, without any training."""
+def time_shortage(config: RunConfig, corpus_bytes: int) -> str | None:
+    """Return a message if a budget of time is too short to read the raw text and to export, without any training of open phases."""
     least, seconds = preparing_seconds(config, corpus_bytes) + _LOADING, config.limit.seconds
-    if seconds is not None and least >= seconds:
-        what = f"reading and counting {size(corpus_bytes)} of raw text and the export take" if corpus_bytes else "the export takes"
-        raise UsageError(f"the budget leaves no time to train: {what} about {least:.0f} s; pass a larger --budget")
+    if seconds is None or least < seconds or not any(map(budget.is_open, config.phases)):
+        return None
+    what = f"reading and counting {size(corpus_bytes)} of raw text and the export take" if corpus_bytes else "the export takes"
+    return f"the budget leaves no time to train: {what} about {least:.0f} s"
 
 
 def _least_budget(config: RunConfig, sizes: budget.Sizes, speed: budget.Speed, amount: float) -> str:

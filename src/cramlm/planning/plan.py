@@ -49,12 +49,12 @@ from cramlm.planning.cost import (
     Machine,
     TextSizes,
     beyond_budget,
-    check_least_time,
     check_resources,
     estimate_texts,
     finishing_seconds,
     forecast_cost,
     raw_bytes,
+    time_shortage,
 )
 from cramlm.planning.speed import (
     Measurement,
@@ -132,10 +132,11 @@ def plan(run: RunContext) -> RunPlan:
 
 
 def refuse_small_budget(run: RunContext) -> None:
-    """Raise UsageError for a budget that is too small at any speed of this machine, before anything is fitted or measured.
+    """Raise UsageError for a budget that is too small at any speed of this machine, before anything is fitted.
 
-    A budget of operations does not depend on the speed; a budget of time is too small if no time is left to train. A run that has a plan is
-    not checked again. Phases of fixed length are not refused (`beyond_budget` warns of them).
+    A budget of operations does not depend on the speed; a budget of time is too small if no time is left to train, and then the speed is
+    measured for the budget that the error names. A run that has a plan is not checked again. Phases of fixed length are not refused
+    (`beyond_budget` warns of them).
 
     Raises:
         UsageError: as `forecast_cost`.
@@ -144,9 +145,11 @@ def refuse_small_budget(run: RunContext) -> None:
     if limit == Budget() or (run.folder / "plan").is_dir() or not any(map(budget.is_open, config.phases)):
         return
     texts = estimate_texts(run.task, config, _corpus_bytes(config))
-    check_least_time(config, texts.corpus_bytes)
+    precision = resolve_precision(config.precision, resolve_device(config.device))
+    if time_shortage(config, texts.corpus_bytes) is not None:
+        machine = measure_machine(config, Budget(seconds=_NOMINAL_SECONDS), precision, longest_step=_LONGEST_STEP)
+        forecast_cost(config, texts, machine, elapsed=run.elapsed)
     if limit.flops is not None:
-        precision = resolve_precision(config.precision, resolve_device(config.device))
         setups = (_setup(config, phase, precision) for phase in _phase_of_each_kind(config.phases))
         joint, finetune = (Measurement(1.0, 1, 1.0, count_flops(setup), None) for setup in setups)
         forecast_cost(config, texts, Machine(joint, finetune, parameters=0))
