@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from cramlm.config.base import MAX_FLOPS, MAX_SECONDS, Budget
 from cramlm.config.retriever import Bm25Config, RandomConfig, RetrieverConfig, UnionConfig
-from cramlm.config.run import EncoderConfig, PhaseConfig, TokenizerConfig, load_config
+from cramlm.config.run import EncoderConfig, PhaseConfig, RunConfig, TokenizerConfig, load_config
 from cramlm.config.terms import Classify, Distil
 from cramlm.errors import EnvironmentFault, UsageError
 from cramlm.pipeline.run import run
@@ -44,6 +44,7 @@ from cramlm.planning.cost import CostForecast, Machine, TextSizes, beyond_budget
 from cramlm.planning.plan import forecast_runs, late_message, measure_machine
 from cramlm.planning.speed import Measurement
 from cramlm.recipes import PRESETS, RECIPES, finetune_phase, joint_phase, tlm
+from cramlm.recipes.recipe import LONG_BATCH, with_preset
 from cramlm.records import silent
 from jsonl import read_jsonl
 from tiny_task import tiny_config, write_task
@@ -356,6 +357,30 @@ def test_the_budget_that_an_error_names_suffices_after_it_is_rounded(texts: int,
             plan("1e9flops")
         (named,) = re.findall(r"--budget (\S+) or more", str(refused.value))
         assert all(phase.steps for phase in plan(named).phases)
+
+
+@pytest.mark.parametrize(
+    ("preset", "flops_per_token", "dev_tokens", "chosen"),
+    [("bert-large", 2.5e9, 5000, (LONG_BATCH, PRESETS["bert-large"].hidden)), (None, 1e7, 6_000_000, (4096, PRESETS["mini"].hidden))],
+)
+def test_the_budget_that_an_error_names_suffices_for_what_the_recipe_chooses_with_it(
+    preset: str | None, flops_per_token: float, dev_tokens: int, chosen: tuple[int, int]
+) -> None:
+    texts = TextSizes(Sizes(100, 2, 17_000, dev_tokens, 0, 0), 256, 0)
+
+    def plan(budget: str) -> tuple[RunConfig, CostForecast]:
+        config = tlm(train="", corpus=["corpus.txt"], budget=budget)
+        config = config if preset is None else with_preset(config, preset)
+        as_large = 3.5 if config.encoder.hidden == PRESETS["mini"].hidden else 1.0
+        measured = Measurement(1_000.0, 1, 1.0, as_large * flops_per_token, None)
+        return config, forecast_cost(config, texts, Machine(measured, measured, 1000))
+
+    with pytest.raises(UsageError, match="or more") as refused:
+        plan("1e13flops")
+    (named,) = re.findall(r"--budget (\S+) or more", str(refused.value))
+    config, cost = plan(named)
+    assert (config.phases[0].batch_size, config.encoder.hidden) == chosen
+    assert all(phase.steps for phase in cost.phases)
 
 
 @pytest.mark.parametrize(

@@ -15,13 +15,13 @@ import numpy as np
 
 from cramlm.config.base import Budget, parse_budget
 from cramlm.config.retriever import Bm25Config, DenseConfig, ElasticsearchConfig, RetrieverConfig
-from cramlm.config.run import PhaseConfig, RunConfig
+from cramlm.config.run import EncoderConfig, PhaseConfig, RunConfig
 from cramlm.errors import EnvironmentFault, UsageError, size
 from cramlm.linear.corpus_vectors import forecast_word_vectors
 from cramlm.pipeline.context import threads_of
 from cramlm.planning import budget
 from cramlm.planning.speed import Measurement
-from cramlm.recipes.recipe import PRESETS
+from cramlm.recipes.recipe import PRESETS, encoder_for, for_budget, nominal_flops
 from cramlm.records import Example, IntArray, Task
 from cramlm.retrieval.ranking import CHARACTERS_PER_TOKEN
 
@@ -199,14 +199,34 @@ def time_shortage(config: RunConfig, corpus_bytes: int) -> str | None:
 
 
 def _least_budget(config: RunConfig, sizes: budget.Sizes, speed: budget.Speed, amount: float) -> str:
-    """Return the least budget, as it is typed, with which the phases can be planned. amount: what the config's budget leaves for them."""
+    """Return the least budget, as it is typed, with which the phases can be planned, also those that a recipe makes for that budget.
+
+    amount: what the config's budget leaves for them.
+    """
     needed = max(amount, budget.minimum_amount(config.phases, sizes, speed))
     while True:
         least = _enlarged(config.limit, needed - amount)
-        added = _quantity(parse_budget(least)) - _quantity(config.limit)
-        if budget.suffices(config.phases, sizes, speed, amount + added):
+        left = amount + _quantity(parse_budget(least)) - _quantity(config.limit)
+        planned = ((config.phases, speed), _with_budget(config, speed, least))
+        if all(budget.suffices(phases, sizes, its_speed, left) for phases, its_speed in planned):
             return least
         needed *= 1.01
+
+
+def _with_budget(config: RunConfig, speed: budget.Speed, larger: str) -> tuple[tuple[PhaseConfig, ...], budget.Speed]:
+    """Return the phases of a run from scratch as its recipe makes them for a larger budget, and their speed, estimated from the weights of
+    the encoder's layers if the recipe chose the encoder and chooses a larger one.
+    """
+    if config.init is not None:
+        return config.phases, speed
+    flops = nominal_flops(larger, config.device)
+    before, after = encoder_for(nominal_flops(config.budget, config.device)), encoder_for(flops)
+    factor = _layer_weights(before) / _layer_weights(after) if _layer_weights(config.encoder) == _layer_weights(before) else 1.0
+    return tuple(for_budget(phase, flops) for phase in config.phases), budget.Speed(factor * speed.joint, factor * speed.finetune)
+
+
+def _layer_weights(encoder: EncoderConfig) -> int:
+    return encoder.layers * encoder.hidden * (4 * encoder.hidden + 3 * encoder.intermediate)
 
 
 def _quantity(limit: Budget) -> float:

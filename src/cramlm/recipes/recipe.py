@@ -282,11 +282,8 @@ class RunInputs:
 
     @property
     def nominal_flops(self) -> float:
-        """Operations of the budget, or about those that the device does in its time, to choose a size of the encoder before any speed is
-        measured. Without a budget: those of the default one, on any CPU as with bf16.
-        """
-        budget = parse_budget(self.budget or DEFAULT_BUDGET)
-        return budget.flops or (budget.seconds or 0.0) * _nominal_speed(self.device, any_cpu=self.budget is None)
+        """As `nominal_flops` of the budget and the device."""
+        return nominal_flops(self.budget, self.device)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -385,6 +382,14 @@ class Recipe(ABC):
             raise UsageError(
                 f"the recipe {self.name} trains from scratch; drop init= (--base-model FOLDER), or take the recipe tlm with it"
             )
+
+
+def nominal_flops(budget: str | None, device: str) -> float:
+    """Return the operations of a budget, or about those that the device does in its time, to choose a size of the encoder before any speed
+    is measured. Without a budget: those of the default one, on any CPU as with bf16.
+    """
+    amount = parse_budget(budget or DEFAULT_BUDGET)
+    return amount.flops or (amount.seconds or 0.0) * _nominal_speed(device, any_cpu=budget is None)
 
 
 def _nominal_speed(device: str, *, any_cpu: bool) -> float:
