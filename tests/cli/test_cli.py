@@ -336,6 +336,7 @@ def test_version_and_doctor_print_versions_and_hardware() -> None:
         (["verify", "train.jsonl"], 2, ["train.jsonl: is a file; pass a run, a corpus"]),
         (["report", "missing"], 2, ["missing: no such folder"]),
         (["report", "train.jsonl"], 2, ["train.jsonl: is a file"]),
+        *((["report", "finished", "-o", name], 2, [f"{name}: the report is a page of HTML", ".html or .htm"]) for name in ("x.txt", "x")),
         (["predict", "finishd", "-"], 2, ["finishd: no such folder (near: finished); pass a run"]),
         (
             ["fit", "--recipe", "plm", "--base-model", "missing", "--train", "train.jsonl"],

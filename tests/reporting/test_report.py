@@ -248,7 +248,7 @@ def test_a_comparison_of_runs_is_of_the_models_that_predict(tiny_run: Path, line
     page = Page(html)
     assert "run: combined" in page.words
     assert "Each run is compared by the model that predicts" in page.words
-    assert "1 run side by side" in Page(write_report([runs[0]] * 2, tmp_path / "one.html").read_text("utf-8")).words
+    assert "1 run side by side" in Page(write_report([runs[0]] * 2, tmp_path / "one.HTM").read_text("utf-8")).words
 
 
 @pytest.mark.parametrize("split", ["train", "test"])

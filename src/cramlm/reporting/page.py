@@ -21,7 +21,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined, UndefinedError
 from markupsafe import Markup
 
-from cramlm.errors import ArtifactError, counted
+from cramlm.errors import ArtifactError, UsageError, counted
 from cramlm.evaluation.confidence import FEWEST_TEXTS
 from cramlm.evaluation.kinds import METRIC_NAMES, format_metric, main_metric
 from cramlm.inference.folders import run_at
@@ -37,6 +37,7 @@ from cramlm.text.words import word_pattern
 
 FILE = "report.html"
 RUNS_FILE = "runs.html"
+ENDINGS = (".html", ".htm")
 CODE_FORMAT = 10  # increase it when the page of an unchanged run changes
 LABEL_CHARACTERS = 80
 SHOWN_CHARACTERS = 320
@@ -54,10 +55,13 @@ def write_report(runs: Sequence[Path], out: Path | None = None) -> Path:
     several runs.
 
     Raises:
+        UsageError: if `out` is no file of HTML by its ending, or cannot be one (`refuse_output`).
         ArtifactError: if a folder is not a run, is damaged, or was written by another version. EnvironmentFault: if it cannot be written.
     """
     if out is not None:
         refuse_output(out)
+        if out.suffix.lower() not in ENDINGS:
+            raise UsageError(f"{out}: the report is a page of HTML; pass a file that ends in {' or '.join(ENDINGS)}")
     runs = [run_at(path, "report") for path in runs]
     if len(runs) == 1:
         target, page = out or runs[0] / FILE, report_page(runs[0])
