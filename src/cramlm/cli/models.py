@@ -328,8 +328,11 @@ def explain(
         cramlm explain runs/mine "aspirin irreversibly inhibits COX-1"
         cramlm explain runs/pairs "a ship is in the harbour" --text-pair "a boat is at sea"
     """
-    if (file := next(filter(os.path.isfile, [text, text_pair or ""]), None)) is not None:
-        raise UsageError(f"{file}: is a file, and explain reads one text; pass the text itself, or use cramlm predict for a file")
+    from cramlm.io.paths import names_data_file
+
+    for is_named, what in ((os.path.isfile, "is a file"), (names_data_file, "no such file")):
+        if (file := next(filter(is_named, [text, text_pair or ""]), None)) is not None:
+            raise UsageError(f"{file}: {what}, and explain reads one text; pass the text itself, or use cramlm predict for a file")
     if text == "-":
         raise UsageError("-: explain reads one text from the command line; pass the text itself in place of -")
     check_address_space_of_model(model, "explain")

@@ -120,6 +120,14 @@ def looks_like_path(text: str) -> bool:
     return text.split() == [text] and (is_data_file(PurePath(PurePath(text).name)) or ("/" in text and "*" in text))
 
 
+def names_data_file(text: str) -> bool:
+    """Return True if a string is one word that ends as a file of a format that is read, whether it exists or not."""
+    try:
+        return text.split() == [text] and bool(file_format(PurePath(text)))
+    except CramError:
+        return False
+
+
 def looks_like_misspelt_path(text: str) -> bool:
     """Return True if a string is one word with a slash or with an ending like that of a data file (`.jsnl`)."""
     if len(text) > _LONGEST_PATH or text.split() != [text]:
