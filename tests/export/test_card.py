@@ -54,7 +54,7 @@ def test_scores_have_intervals_and_the_rows_of_other_models() -> None:
     assert re.search(r"^\| \*\*mine\*\* \(this model\) \| 8\d\.\d \(\d\d\.\d–\d\d\.\d\) \|", card, flags=re.MULTILINE)
     assert re.search(r"^\| static \| .*\| 61\.2 \|", card, flags=re.MULTILINE)
     assert re.search(r"^\| model \| .*dev macro-F1, cross-fitted", card, flags=re.MULTILINE)
-    assert "(union, multinomial, balanced class weights, C = 30, vector weight 0.5)" in card
+    assert "(tokens and characters, multinomial, balanced class weights, C = 30, vector weight 0.5)" in card
     assert "Use it (macro-F1 85.7)." in card
     assert "1 of its labels have fewer than 10 evaluation texts" in card
 

@@ -39,6 +39,7 @@ from cramlm.linear import cross_validation, solvers
 from cramlm.linear import fit as fit_module
 from cramlm.linear.cross_validation import FOLDS
 from cramlm.linear.features import VARIANTS
+from cramlm.linear.files import terms_of
 from cramlm.linear.fit import VECTOR_WEIGHTS, LinearFit, SearchSpace, Spans, TaskFeatures, fit_linear, markers_of, refit
 from cramlm.linear.solvers import SOLVERS, inner_products
 from cramlm.linear.teacher import out_of_fold_labels
@@ -122,7 +123,7 @@ def test_the_best_of_everything_tried_is_kept_and_scores_on_dev_what_is_reported
     fitted = fit(task, emit=events.append)
     assert [event.kind for event, _ in itertools.groupby(events)] == ["start", "progress", "progress", "progress", "progress", "done"]
     decided = f"best on dev and {len(task.train)} training texts out of fold"
-    assert f"{decided}: {fitted.model.ngrams.variant}, {fitted.model.setting}" in events[-1].message
+    assert f"{decided}: {terms_of(fitted.model.ngrams.variant)}, {fitted.model.setting}" in events[-1].message
     assert len(json.loads(json.dumps(fitted.as_dict(), allow_nan=False))["tried"]) == len(fitted.tried)
     assert score(fitted, task, task.dev).metrics[fitted.metric] == pytest.approx(fitted.score)
     assert score(fitted, task, task.test).metrics[fitted.metric] > 0.7
@@ -131,6 +132,16 @@ def test_the_best_of_everything_tried_is_kept_and_scores_on_dev_what_is_reported
     assert {tried.variant for tried in fitted.tried} == {"words", "tokens", "characters", "union"}
     if task.kind == "classification":
         assert {tried.setting.scheme for tried in fitted.tried} == {"one-vs-rest"}  # of two labels
+
+
+def test_messages_name_what_the_ngrams_are_of_as_the_report_does() -> None:
+    events: list[Event] = []
+    fit(topic_task(sea=30, hill=12), variants=("union",), emit=events.append)
+    _, *progress, done = events
+    assert {event.message for event in progress} == {"tokens and characters"}
+    assert ": tokens and characters, " in done.message
+    assert terms_of("marked") == "tokens and segments between markers"
+    assert terms_of("words") == "words"
 
 
 def test_dev_predictions_of_all_candidates_are_kept_once_each() -> None:

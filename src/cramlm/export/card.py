@@ -22,7 +22,7 @@ from cramlm.config.run import EncoderConfig
 from cramlm.config.terms import LINEAR_TEACHER, Classify, Distil
 from cramlm.evaluation.kinds import KINDS, METRIC_NAMES, format_metric, is_percent, main_metric
 from cramlm.inference.base import are_pairs
-from cramlm.linear.files import NAIVE_BAYES, read_setting
+from cramlm.linear.files import NAIVE_BAYES, read_setting, terms_of
 from cramlm.records import COMBINED, TaskKind
 
 if TYPE_CHECKING:
@@ -148,6 +148,7 @@ def _environment() -> Environment:
         keep_trailing_newline=True,
     )
     made.filters["setting"] = read_setting
+    made.filters["features"] = terms_of
     made.filters["count"] = lambda value: f"{value:,.0f}"
     made.filters["file_name"] = file_name
     made.filters["listing"] = _listing

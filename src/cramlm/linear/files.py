@@ -23,6 +23,7 @@ _Content = TypeVar("_Content")
 Scheme: TypeAlias = Literal["multinomial", "one-vs-rest", "ridge"]
 ClassWeights: TypeAlias = Literal["uniform", "balanced"]
 NAIVE_BAYES: Final = "naive-bayes"
+_JOINED: Final = {"union": "tokens and characters", "marked": "tokens and segments between markers"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,11 @@ def read_setting(values: Mapping[str, Any]) -> Setting | BayesSetting:
         raise ValueError("scheme or class_weights is none of the known ones")
     unlabelled_weight = float(values.get("unlabelled_weight", 0.0))  # missing in models of before self-training
     return Setting(scheme, values["class_weights"], float(values["c"]), float(values["vector_weight"]), unlabelled_weight)
+
+
+def terms_of(variant: str) -> str:
+    """Return what the n-grams of a variant (linear/features.py) are of, as messages and pages name it."""
+    return _JOINED.get(variant, variant)
 
 
 def is_linear(folder: Path) -> bool:

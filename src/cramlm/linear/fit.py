@@ -28,7 +28,7 @@ from cramlm.evaluation.logit_adjustment import logit_adjustments, neighbouring_t
 from cramlm.io.threads import LastProgress, Workers
 from cramlm.linear.cross_validation import fold_predictor, held_out_folds
 from cramlm.linear.features import PARTS, VARIANTS, Ngrams, Terms, Variant, Vocabulary, join, normalize
-from cramlm.linear.files import BayesSetting, Setting
+from cramlm.linear.files import BayesSetting, Setting, terms_of
 from cramlm.linear.model import LinearModel, beside
 from cramlm.linear.solvers import SOLVERS, Coefficients, Coordinates, Fitter, inner_products, on_one_blas_thread, worthwhile_threads
 from cramlm.linear.word_vectors import CorpusVectors
@@ -307,13 +307,13 @@ def _fit_linear(task: Task, space: SearchSpace, stage: str, vectors: CorpusVecto
     emit(Event("start", stage, **progress))
 
     def emit_finalist(finalist: Candidate[Setting]) -> None:
-        emit(Event("progress", stage, f"{finalist.variant}, {finalist.setting.scheme}", done=len(variants), **progress))
+        emit(Event("progress", stage, f"{terms_of(finalist.variant)}, {finalist.setting.scheme}", done=len(variants), **progress))
 
     # Every combination on a few texts, with the screened values of C.
     rows: dict[Variant, VariantRows] = {}
     few_rows: dict[Variant, VariantRows] = {}
     for done, variant in enumerate(variants):
-        emit(Event("progress", stage, variant, done=done, **progress))
+        emit(Event("progress", stage, terms_of(variant), done=done, **progress))
         rows[variant] = tried = features.rows(variant, folds)
         few_rows[variant] = tried if few else features.sample(tried, FEW_TEXTS)
         search.collect()
@@ -321,7 +321,7 @@ def _fit_linear(task: Task, space: SearchSpace, stage: str, vectors: CorpusVecto
         if len(tried.kept) < len(learned.train):
             kept, whole = int((tried.kept < len(task.train)).sum()), len(task.train)  # without the texts of label names
             shown = f"{kept:,} of {whole:,} training texts, the same share of each label, to save time"
-            emit(Event("warning", stage, f"{variant}: fitted on {shown}"))
+            emit(Event("warning", stage, f"{terms_of(variant)}: fitted on {shown}"))
     search.collect()
     if screened != grid:  # the best ones with the other values
         for finalist in search.best_schemes(FINALISTS, few_rows):
@@ -436,7 +436,7 @@ class DevCandidates(Generic[AnySetting]):
         """Return the message about the chosen candidate."""
         adjusted = f", logit adjustment tau = {candidate.tau:g}" if self._has_prior else ""
         score = f"{METRIC_NAMES[self._metric]} {format_metric(self._metric, candidate.score)}"
-        return f"best on {self.texts}: {candidate.variant}, {candidate.setting}{adjusted}: {score}"
+        return f"best on {self.texts}: {terms_of(candidate.variant)}, {candidate.setting}{adjusted}: {score}"
 
     @property
     def texts(self) -> str:

@@ -25,7 +25,7 @@ from cramlm.errors import ArtifactError, UsageError, counted
 from cramlm.evaluation.confidence import FEWEST_TEXTS
 from cramlm.evaluation.kinds import METRIC_NAMES, format_metric, main_metric
 from cramlm.inference.folders import run_at
-from cramlm.linear.files import read_setting
+from cramlm.linear.files import read_setting, terms_of
 from cramlm.records import Emit, Event
 from cramlm.reporting.charts import clean, stylesheet
 from cramlm.reporting.comparison import compare_runs
@@ -42,7 +42,6 @@ CODE_FORMAT = 10  # increase it when the page of an unchanged run changes
 LABEL_CHARACTERS = 80
 SHOWN_CHARACTERS = 320
 MAX_CHARACTERS = 6000
-_FEATURES = {"union": "tokens and characters", "marked": "tokens and segments between markers"}
 _LEAD = 60  # characters shown before the first marked word
 _BLANK_LINES = re.compile(r"\n\s*\n")
 _KEY = re.compile(r'<meta name="cramlm-report" content="(\w+)">')
@@ -124,7 +123,7 @@ def environment() -> Environment:
         "duration": duration,
         "excerpt": excerpt,
         "setting": lambda fit: str(read_setting(fit)),
-        "features": lambda variant: _FEATURES.get(variant, variant),
+        "features": terms_of,
         "power": _power,
         "ratio": lambda part, whole: part / whole if whole else 0,
         "score": lambda value, metric: format_metric(metric, value),
