@@ -285,6 +285,15 @@ def test_the_page_of_an_unchanged_run_is_identical_and_not_written_again(copied:
     assert (target.stat().st_mtime_ns, events) == (before, [])
 
 
+def test_a_run_of_compare_whose_folder_is_its_seed_is_titled_by_recipe_and_seed(copied: Path) -> None:
+    assert json.loads((copied / "export/provenance.json").read_bytes())["config"]["seed"] == 3
+    for name, title in (("3", "tlm seed 3"), ("13", "tlm 13")):
+        copied = copied.rename(copied.parent / name)
+        page = Page(report_page(copied))
+        assert title in page.words
+        assert title.replace("tlm ", "tlm: ") in page.words, "of the window"
+
+
 def test_an_error_of_the_page_is_a_warning_after_a_finished_fit(copied: Path) -> None:
     (copied / "report.html").unlink()
     (copied / "report.html").mkdir()

@@ -38,7 +38,7 @@ from cramlm.text.words import word_pattern
 FILE = "report.html"
 RUNS_FILE = "runs.html"
 ENDINGS = (".html", ".htm")
-CODE_FORMAT = 10  # increase it when the page of an unchanged run changes
+CODE_FORMAT = 11  # increase it when the page of an unchanged run changes
 LABEL_CHARACTERS = 80
 SHOWN_CHARACTERS = 320
 MAX_CHARACTERS = 6000
@@ -151,11 +151,17 @@ def _page(run: RunRecord) -> str:
         "run.html.jinja",
         key=_key(run),
         run=run,
-        folder=run.path.resolve().name,
+        folder=_folder_name(run),
         day=day_of(run),
         metric=main_metric(run.config.task.kind),
         sections=sections,
     )
+
+
+def _folder_name(run: RunRecord) -> str:
+    """Return the name of the run's folder; `compare` names it by the seed alone, which is then called so."""
+    name = run.path.resolve().name
+    return f"seed {name}" if name == str(run.config.seed) else name
 
 
 def _render(template: str, **values: Any) -> str:
