@@ -260,6 +260,10 @@ def test_a_checkpoint_is_tuned_at_the_rates_of_the_literature_and_a_narrow_one_a
     [
         ("plm", {}, "the recipe plm starts from pretrained weights; pass init= (--base-model FOLDER"),
         ("dapt", {"init": "folder", "corpus": None}, "the recipe dapt retrieves from raw text; pass corpus= (--corpus FILES)"),
+        *(
+            (recipe, {"corpus": None}, f"{recipe} retrieves from raw text; pass corpus= (--corpus FILES), or take the recipe {instead}")
+            for recipe, instead in (("tlm", "labels-only"), ("static", "tfidf"), ("bayes", "tfidf"))
+        ),
         ("tlm-small", {"init": "folder"}, "trains from scratch; drop init= (--base-model FOLDER), or take the recipe tlm"),
         ("tlm-small:mnli", {}, "'mnli' is not a task of the paper; write tlm-small:TASK with one of agnews, hyperpartisan"),
         ("tlm-small:rct:2", {}, "a twin's scale is 2.0, expected a number between 0 and 1"),

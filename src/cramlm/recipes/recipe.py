@@ -297,6 +297,8 @@ class Recipe(ABC):
 
     own_options: ClassVar[tuple[str, ...]] = ()
     """Keyword arguments that only this class of recipes takes."""
+    without_corpus: ClassVar[str] = "labels-only"
+    """The recipe to take without raw text."""
 
     name: str
     summary: str
@@ -333,7 +335,7 @@ class Recipe(ABC):
         reads_corpus = self.reads_corpus(init)
         if reads_corpus and not corpus:
             raise UsageError(
-                f"the recipe {self.name} retrieves from raw text; pass corpus= (--corpus FILES), or take the recipe labels-only"
+                f"the recipe {self.name} retrieves from raw text; pass corpus= (--corpus FILES), or take the recipe {self.without_corpus}"
             )
         own = {name: options.pop(name) for name in self.own_options if name in options}
         if others := sorted(options.keys() & RunConfig.model_fields.keys()):
@@ -484,6 +486,8 @@ class EncoderRecipe(Recipe):
 @dataclass(frozen=True)
 class LinearRecipe(Recipe):
     """A linear model of the labelled texts and, with a retriever, of retrieved passages. A budget limits nothing."""
+
+    without_corpus: ClassVar[str] = "tfidf"
 
     model: LinearName
     retriever: RetrieverConfig | None = None
