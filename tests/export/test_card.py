@@ -100,6 +100,9 @@ def test_data_and_cost_are_in_the_card_if_the_run_has_them() -> None:
     data = ("100 train, 20 dev, 60 test", "777 passages", "23 were removed because they overlap", "best 50 by BM25")
     for phrase in (*data, "1.5e+15", "3,456,789", "Seed 13.", "4.2M parameters"):
         assert phrase in card, phrase
+    assert "Unlabelled texts of the task" not in card
+    texts = {**card_data()["task"], "unlabelled": 1234}
+    assert "60 test.\n- Unlabelled texts of the task: 1,234.\n- Raw text searched" in model_card(card_data(task=texts))
     bare = model_card({name: value for name, value in card_data(mlm=False).items() if name not in provenance()})
     assert "labelled texts only" in bare
     for absent in ("## Scores", "## Data", "None"):

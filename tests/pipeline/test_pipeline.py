@@ -231,6 +231,8 @@ def test_a_self_trained_model_is_exported_with_a_small_dev_split_and_unlabelled_
     assert [fit["unlabelled_weight"] for fit in fits] == [3, 3]
     assert [fit["train_texts"] for fit in fits] == [len(task.train), len(task.train) + len(task.dev)]
     assert len(np.load(tmp_path / "run/static/held-out-rows.npy")) == len(task.train)
+    assert json.loads((tmp_path / "run/export/provenance.json").read_bytes())["task"]["unlabelled"] == len(task.unlabelled) == 40
+    assert "- Unlabelled texts of the task: 40." in (tmp_path / "run/export/README.md").read_text("utf-8")
     before, after = (LinearModel.load(tmp_path / "run" / name) for name in ("static", "export"))
     assert all({"zebra0", "zebra1"} <= {term for part in model.ngrams.parts for term in part.terms} for model in (before, after))
     assert not np.array_equal(before.logits(["zebra0"]), after.logits(["zebra0"]))

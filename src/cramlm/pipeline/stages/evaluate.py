@@ -359,6 +359,7 @@ def _provenance(
 ) -> dict[str, Any]:
     """Return the part of the provenance that all exported models of a run share. retriever: as it was run."""
     splits = {"train": len(run.task.train), "dev": len(run.task.dev), "test": len(run.task.test)}
+    splits |= {"unlabelled": len(run.task.unlabelled)} if run.task.unlabelled else {}
     return {
         "config": run.config.model_dump(mode="json"),
         "retriever": None if retriever is None else retriever.model_dump(mode="json"),
