@@ -323,9 +323,11 @@ def test_a_labels_only_run_without_test_file_says_what_is_missing_and_exports_no
 def test_an_unfinished_run_lists_its_finished_stages(copied: Path) -> None:
     for stage in ("phase-2-finetune", "logit-adjustment", "evaluation", "export"):
         shutil.rmtree(copied / stage)
-    words = Page(report_page(copied)).words
+    page = Page(report_page(copied))
+    words = page.words
     published = "task, baseline, plan, selection, tokenizer, tokens, embedding, static, bayes, teacher, schedule, phase-1-joint"
-    assert f"This run is not finished. Finished stages: {published}." in words
+    assert f"This run is not finished. Finished stages: {published}. Run the same cramlm fit again to continue." in words
+    assert ("html body header p code", "cramlm fit") in page.inside
     assert "The model is not evaluated yet." in words
     assert "There are no predictions yet." in words
 
@@ -476,6 +478,15 @@ def test_templates_clean_and_escape_values_and_raise_for_missing_names() -> None
     assert template.render(label='<b>\x00\ud83d"') == '<p title="&lt;b&gt;␀\ufffd&#34;">&lt;b&gt;␀\ufffd&#34;</p>'
     with pytest.raises(UndefinedError, match="label"):
         template.render()
+
+
+def test_messages_show_what_is_between_backticks_as_code_and_escape_it() -> None:
+    macros: Any = environment().get_template("macros.html.jinja").module
+    message, shown = "a `b <i>\x00` and ` c", "a <code>b &lt;i&gt;␀</code> and ` c"
+    assert macros.note(message).strip() == f'<p class="note">{shown}</p>'
+    assert macros.missing(message).strip() == f'<p class="missing">{shown}</p>'
+    assert macros.passage(message, code=True) == f"<bdi>{shown}</bdi>"
+    assert macros.passage(message) == "<bdi>a `b &lt;i&gt;␀` and ` c</bdi>", "of a text from data"
 
 
 @given(st.text(max_size=900), st.sets(st.text(max_size=4), max_size=3))

@@ -38,7 +38,7 @@ from cramlm.text.words import word_pattern
 FILE = "report.html"
 RUNS_FILE = "runs.html"
 ENDINGS = (".html", ".htm")
-CODE_FORMAT = 11  # increase it when the page of an unchanged run changes
+CODE_FORMAT = 12  # increase it when the page of an unchanged run changes
 LABEL_CHARACTERS = 80
 SHOWN_CHARACTERS = 320
 MAX_CHARACTERS = 6000
@@ -118,6 +118,7 @@ def environment() -> Environment:
     )
     templates.filters |= {
         "brief": brief,
+        "code": _with_code,
         "count": lambda value: f"{value:,.0f}",
         "counted": counted,
         "duration": duration,
@@ -180,6 +181,12 @@ def _key(run: RunRecord) -> str:
 
 def _cleaned(value: Any) -> Any:
     return clean(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def _with_code(message: str) -> Markup:
+    """Return a message as markup, with what it has between backticks as code; a backtick without a second one stays."""
+    parts = re.split("`([^`]+)`", clean(message))
+    return Markup("").join(Markup("<code>{}</code>").format(part) if number % 2 else part for number, part in enumerate(parts))
 
 
 def _power(value: float) -> Markup:
