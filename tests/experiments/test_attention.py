@@ -101,3 +101,16 @@ def test_the_table_and_the_picture_show_models_side_by_side(tokenizer: Tokenizer
     assert r"| layer | a\|b, positional | a\|b, vertical |" in markdown({"a|b": sure})
     assert plain({"one": sure})["one"]["positional"] == 0.5
     ET.fromstring(heads_plot(found))
+
+
+def test_a_share_of_zero_has_no_bar_and_a_small_one_a_visible_bar() -> None:
+    none, one, half = np.zeros(1000), np.zeros(1000), np.zeros(1000)
+    one[0], half[:500] = 1.0, 1.0
+    shares = HeadShares(np.array([half, none]), np.array([none, one]), 10)
+    bars = [box for box in ET.fromstring(heads_plot({"run": shares})).iter("{http://www.w3.org/2000/svg}rect") if len(box)]
+    assert [(float(bar.attrib["width"]), bar[0].text) for bar in bars] == [
+        (125.0, "500 of 1000 (50 %)"),
+        (0.0, "0 of 1000 (0 %)"),
+        (0.0, "0 of 1000 (0 %)"),
+        (1.0, "1 of 1000 (0 %)"),
+    ]

@@ -318,7 +318,8 @@ def bar_panels(title: str, description: str, panels: Sequence[Bars], *, series: 
         for row, bars in enumerate(panel.rows):
             for hue, number, (share, tip) in zip(("one", "two"), (0, 1), bars, strict=True):
                 y = top + step * row + 4 + 9 * number
-                plot.box(f"fill {hue}", (start, max(x_of(share), start + 1)), (y, y + 8), tip)
+                end = max(x_of(share), start + 1) if share else start  # a small share is visible
+                plot.box(f"fill {hue}", (start, end), (y, y + 8), tip)
     return plot.file(title, description)
 
 
