@@ -12,17 +12,20 @@ import pytest
 from cramlm.config.run import CorpusConfig, RunConfig, load_config
 from cramlm.config.terms import Mlm
 from cramlm.data.corpus import build_corpus
+from cramlm.data.task import load_task
 from cramlm.errors import ArtifactError
-from cramlm.evaluation.prediction import sequences_of
+from cramlm.evaluation.prediction import outputs_of, sequences_of
+from cramlm.linear.model import LinearModel
 from cramlm.model.tokenizer import UNCUT, Tokenizer
 from cramlm.pipeline.context import FinishedPhase, RunContext, SelectedPassages
+from cramlm.pipeline.stages.evaluate import outputs_of_linear_models
 from cramlm.pipeline.stages.text import report_task, tokens
 from cramlm.pipeline.stages.train import external_pool, inherited_score
 from cramlm.recipes.recipe import finetune_phase, joint_phase
 from cramlm.records import Event, Example, Task, counting
 from cramlm.retrieval.ranking import one_each
 from cramlm.retrieval.selection import SelectionTable, save_selection
-from cramlm.storage.artifacts import publish
+from cramlm.storage.artifacts import open_artifact, publish
 from jsonl import write_jsonl
 from tiny_task import tiny_config, write_task
 
@@ -119,3 +122,25 @@ def test_ids_that_do_not_match_their_offsets_are_an_error(tmp_path: Path, tokeni
         file.write(b"x")
     with pytest.raises(ArtifactError, match=r"task-ids\.npy"):
         tokens(context(config, task, tmp_path), None, tokenizer)
+
+
+def test_the_evaluation_loads_each_linear_model_once_for_all_splits(linear_runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load, loaded = LinearModel.load, []
+
+    def counted(folder: Path) -> LinearModel:
+        loaded.append(folder)
+        return load(folder)
+
+    monkeypatch.setattr(LinearModel, "load", counted)
+    task = load_task(linear_runs / "static")
+    stages = {"tfidf": "baseline", "bayes": "bayes", "static": "static"}
+    fitted = {name: open_artifact(linear_runs / "static" / stage, kind=stage) for name, stage in stages.items()}
+    outputs = outputs_of_linear_models(task, fitted, fitted)
+    assert loaded == [artifact.path for artifact in reversed(fitted.values())]
+    for name, artifact in fitted.items():
+        for split, examples in (("dev", task.dev), ("test", task.test)):
+            logits = load(artifact.path).logits([example.divided_text for example in examples])
+            np.testing.assert_array_equal(outputs[name][split], outputs_of(task.kind, logits))
+    loaded.clear()
+    outputs_of_linear_models(task, {"static": fitted["static"]}, {"static": fitted["tfidf"]})
+    assert sorted(loaded) == sorted([fitted["static"].path, fitted["tfidf"].path]), "dev and test are of different fits"

@@ -212,7 +212,8 @@ def outputs_of_linear_models(task: Task, linear_models: Mapping[str, Artifact], 
     for name in reversed(list(linear_models)):
         splits = {"dev": (linear_models[name], task.dev), "test": (final[name], task.test)}
         texts = {split: (model, [example.divided_text for example in examples]) for split, (model, examples) in splits.items() if examples}
-        outputs[name] = {split: outputs_of(task.kind, LinearModel.load(model.path).logits(each)) for split, (model, each) in texts.items()}
+        loaded = {path: LinearModel.load(path) for path in {model.path for model, _ in texts.values()}}  # one, unless it was refitted
+        outputs[name] = {split: outputs_of(task.kind, loaded[model.path].logits(each)) for split, (model, each) in texts.items()}
     return outputs
 
 
