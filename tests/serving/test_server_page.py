@@ -55,6 +55,9 @@ def test_texts_are_classified_in_a_browser(url: str, browser: Any) -> None:
         tab.get_by_label("Texts", exact=True).fill("<img src=x onerror=alert(1)> river\n\nkinase " + "water " * 60)
         tab.get_by_role("button", name="Predict").click()
         tab.get_by_text("the token is missing or wrong").wait_for()
+        status = tab.get_by_role("status")
+        assert status.inner_text() == "the token is missing or wrong; send the header Authorization: Bearer TOKEN"
+        assert status.locator("code").all_inner_texts() == ["Authorization: Bearer TOKEN"]
         tab.get_by_label("Token").fill(TOKEN)
         tab.keyboard.press("Enter")
         tab.get_by_text("2 texts in").wait_for()
