@@ -14,7 +14,7 @@ from cramlm.linear import cross_validation
 from cramlm.linear.cross_validation import DECIDING_TEXTS, FOLDS, SMALL_DEV, fold_predictor, held_out_folds
 from cramlm.linear.files import Setting
 from cramlm.linear.fit import SearchSpace, fit_linear
-from cramlm.linear.solvers import SOLVERS
+from cramlm.linear.solvers import SOLVERS, solver_of
 
 
 def test_a_fold_is_predicted_by_the_regression_of_the_other_rows_with_the_label_frequencies_of_all() -> None:
@@ -25,7 +25,7 @@ def test_a_fold_is_predicted_by_the_regression_of_the_other_rows_with_the_label_
     inside[50:55] = True
     for weights in ("uniform", "balanced"):
         setting = Setting("multinomial", weights, 0.0)
-        logits = fold_predictor(SOLVERS["classification"], rows, targets, inside, setting, outputs=3, seed=0)(2.0)
+        logits = fold_predictor(SOLVERS["classification"](3), rows, targets, inside, setting)(2.0)
         other = LogisticRegression(C=2.0, class_weight="balanced" if weights == "balanced" else None, tol=1e-8, max_iter=1000)
         expected = other.fit(rows[~inside], targets[~inside]).predict_log_proba(rows[inside])
         if weights == "uniform":
@@ -36,7 +36,7 @@ def test_a_fold_is_predicted_by_the_regression_of_the_other_rows_with_the_label_
 @pytest.mark.parametrize(("dev_texts", "expected"), [(0, 100), (SMALL_DEV - 1, 100), (SMALL_DEV, 0)])
 def test_all_folds_of_few_texts_decide_beside_a_small_dev_set(dev_texts: int, expected: int) -> None:
     task = topic_task(sea=60, hill=40)
-    strata = SOLVERS["classification"].targets(task)
+    strata = solver_of(task).targets(task)
     chosen = held_out_folds(task.train, strata, dev_texts=dev_texts)
     assert sum(map(len, chosen)) == expected
     assert len(np.unique(np.concatenate([*chosen, [-1]]))) == expected + 1, "no text is in two folds"
@@ -47,7 +47,7 @@ def test_all_folds_of_few_texts_decide_beside_a_small_dev_set(dev_texts: int, ex
 
 def test_of_many_training_texts_as_many_folds_are_predicted_as_are_needed() -> None:
     task = topic_task(sea=600, hill=400)
-    chosen = held_out_folds(task.train, SOLVERS["classification"].targets(task), dev_texts=150)
+    chosen = held_out_folds(task.train, solver_of(task).targets(task), dev_texts=150)
     assert [len(fold) for fold in chosen] == [200, 200]
     assert sum(map(len, chosen)) >= DECIDING_TEXTS - 150
 

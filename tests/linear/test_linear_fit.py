@@ -41,7 +41,7 @@ from cramlm.linear.cross_validation import FOLDS
 from cramlm.linear.features import VARIANTS
 from cramlm.linear.files import terms_of
 from cramlm.linear.fit import VECTOR_WEIGHTS, LinearFit, SearchSpace, Spans, TaskFeatures, fit_linear, markers_of, refit
-from cramlm.linear.solvers import SOLVERS, inner_products
+from cramlm.linear.solvers import inner_products, solver_of
 from cramlm.linear.teacher import out_of_fold_labels
 from cramlm.records import PAIR_BOUNDARY, Event, Example, Task, TaskKind, silent
 from cramlm.text.markers import MIN_TEXTS
@@ -169,13 +169,13 @@ def test_of_many_texts_a_sample_is_searched_and_finalists_are_fitted_on_all(monk
     monkeypatch.setattr(fit_module, "FEW_TEXTS", 30)
     task = topic_task(sea=90, hill=60)
     sizes: list[int] = []
-    plain = fit_module._Search._fitter
+    plain = solvers.ClassificationSolver.fitter
 
-    def counted(self: Any, train: Any, rows: Any, *arguments: Any) -> Any:
-        sizes.append(len(rows.kept))
-        return plain(self, train, rows, *arguments)
+    def counted(self: Any, rows: Any, targets: Any, *arguments: Any) -> Any:
+        sizes.append(len(targets))
+        return plain(self, rows, targets, *arguments)
 
-    monkeypatch.setattr(fit_module._Search, "_fitter", counted)
+    monkeypatch.setattr(solvers.ClassificationSolver, "fitter", counted)
     fitted = fit(task, c=(0.3, 1.0, 3.0, 10.0))
     assert sizes == [30] * (len(sizes) - 3) + [150] * 3
     assert fitted.train_texts == 150
@@ -294,7 +294,7 @@ def test_rows_with_text_vectors_have_the_coordinates_of_the_joined_matrix(weight
 
 def test_weights_of_terms_without_a_fold_do_not_depend_on_its_labels() -> None:
     task, fold = topic_task(sea=20, hill=20, war=20), np.arange(0, 60, 5)
-    features, targets, weights = TaskFeatures(task, None, seed=0), SOLVERS[task.kind].targets(task), np.ones(60, np.float32)
+    features, targets, weights = TaskFeatures(task, None, seed=0), solver_of(task).targets(task), np.ones(60, np.float32)
     changed = targets.copy()
     changed[fold] = (changed[fold] + 1) % 3
     before, after = (features.without("union", fold, each, weights) for each in (targets, changed))

@@ -15,7 +15,7 @@ from cramlm.linear.features import Ngrams, TextMatrices, Variant, Vocabulary, no
 from cramlm.linear.files import Scheme, Setting
 from cramlm.linear.fit import SearchSpace, fit_linear
 from cramlm.linear.model import LinearModel, beside
-from cramlm.linear.solvers import SOLVERS, Coefficients
+from cramlm.linear.solvers import Coefficients, solver_of
 from cramlm.linear.teacher import FOLDS, Teacher, align_distribution, folds, label_counts, out_of_fold_labels
 from cramlm.linear.word_vectors import WordVectors
 from cramlm.records import Example, FloatArray, Scale, Task
@@ -47,8 +47,8 @@ def model_of(
     ngrams = Ngrams(variant, tuple(Vocabulary.fit(kind, texts)[0] for kind in kinds))
     rows = ngrams.transform(TextMatrices(texts))
     rows = rows if vectors is None else beside(rows, vectors.of(texts), 0.5)
-    solver, setting = SOLVERS["classification"], Setting(scheme, "uniform", c, 0.0 if vectors is None else 0.5)
-    fitted = solver.fitter(rows, solver.targets(task), setting, outputs=len(task.labels), seed=0)(c)
+    solver, setting = solver_of(task), Setting(scheme, "uniform", c, 0.0 if vectors is None else 0.5)
+    fitted = solver.fitter(rows, solver.targets(task), setting)(c)
     return LinearModel("classification", task.labels, ngrams, vectors, fitted, setting, np.zeros(len(task.labels), np.float32), 0.0)
 
 
@@ -219,7 +219,7 @@ def test_where_texts_have_several_labels_each_label_has_a_probability_of_its_own
     assert ((soft > 0.5) == [[True, False, True], [False, True, False]]).all()
     held_out = out_of_fold_labels(model, task, seed=0)
     assert held_out.dtype == np.float32
-    assert ((held_out > 0.5) == (SOLVERS["multi-label"].targets(task) > 0)).mean() > 0.95
+    assert ((held_out > 0.5) == (solver_of(task).targets(task) > 0)).mean() > 0.95
     noise = np.random.default_rng(2).random(len(task.train)) < 0.3
     wrong = [
         replace(row, label='["a", "b"]' if row.label == "[]" else "[]") if turn else row

@@ -16,7 +16,7 @@ from sklearn.multiclass import OneVsRestClassifier
 from cramlm.linear import solvers
 from cramlm.linear.features import unit_rows
 from cramlm.linear.files import ClassWeights, Scheme, Setting
-from cramlm.linear.solvers import SOLVERS, Coefficients, Coordinates, inner_products
+from cramlm.linear.solvers import SOLVERS, Coefficients, Coordinates, inner_products, solver_of
 from cramlm.records import Example, IntArray, Task, TaskKind
 
 
@@ -32,7 +32,7 @@ def problem(labels: int, texts: int = 120, features: int = 60, seed: int = 1) ->
 
 
 def fitted(rows: Any, targets: IntArray, scheme: Scheme, weights: ClassWeights, c: float, outputs: int) -> Coefficients:
-    return SOLVERS["classification"].fitter(rows, targets, Setting(scheme, weights, c), outputs=outputs, seed=0)(c)
+    return SOLVERS["classification"](outputs).fitter(rows, targets, Setting(scheme, weights, c))(c)
 
 
 def centred(coefficients: Coefficients) -> tuple[Any, Any]:
@@ -55,7 +55,7 @@ def exact(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_multinomial_regression_equals_scikit_learns(labels: int, weights: ClassWeights, warm: bool) -> None:
     rows, targets, other = problem(labels)
-    fit = SOLVERS["classification"].fitter(rows, targets, Setting("multinomial", weights, 3.0), outputs=labels, seed=0)
+    fit = SOLVERS["classification"](labels).fitter(rows, targets, Setting("multinomial", weights, 3.0))
     for c in (0.3, 1.0) if warm else ():
         fit(c)
     ours = fit(3.0)
@@ -84,7 +84,7 @@ def test_one_vs_rest_equals_scikit_learns(form: str, weights: ClassWeights) -> N
     for label, model in enumerate(theirs.estimators_):
         np.testing.assert_allclose(ours.weights[:, label], model.coef_[0], atol=1e-2)
         assert ours.bias[label] == pytest.approx(model.intercept_[0], abs=1e-2)
-    solver = SOLVERS["classification"]
+    solver = SOLVERS["classification"](4)
     np.testing.assert_allclose(
         np.exp(solver.logits("one-vs-rest", ours.scores(other))), theirs.predict_proba(other.astype(np.float64)), atol=5e-3
     )
@@ -148,7 +148,7 @@ def test_more_dense_columns_than_are_multiplied_at_once_are_all_multiplied(monke
 def test_a_label_without_a_row_is_never_predicted_and_a_single_label_always(scheme: Scheme) -> None:
     rows, _, other = problem(3)
     targets = np.where(np.arange(rows.shape[0]) % 2, 0, 2)
-    solver = SOLVERS["classification"]
+    solver = SOLVERS["classification"](3)
     logits = solver.logits(scheme, fitted(rows, targets, scheme, "uniform", 1.0, 3).scores(other))
     assert np.exp(logits[:, 1]).max() < 1e-10
     np.testing.assert_allclose(np.exp(logits).sum(axis=1), 1, rtol=1e-5)
@@ -164,7 +164,7 @@ def test_rows_without_columns_give_a_model_of_the_frequencies(kind: TaskKind, sc
     rows, ids = scipy.sparse.csr_matrix((40, 0), dtype=np.float32), np.where(np.arange(40) < 30, 1, 0)
     targets = {"classification": ids, "multi-label": np.stack([1 - ids, ids], axis=1), "regression": ids * 8.0}[kind]
     outputs = 1 if kind == "regression" else 2
-    coefficients = SOLVERS[kind].fitter(rows, targets, Setting(scheme, "uniform", 10.0), outputs=outputs, seed=0)(10.0)
+    coefficients = SOLVERS[kind](outputs).fitter(rows, targets, Setting(scheme, "uniform", 10.0))(10.0)
     assert coefficients.weights.shape == (0, outputs)
     scores = coefficients.scores(scipy.sparse.csr_matrix((3, 0), dtype=np.float32))
     if kind == "regression":
@@ -179,11 +179,11 @@ def test_a_label_of_all_texts_or_of_none_is_a_constant_in_a_multi_label_model(fo
     rows, targets, other = problem(3)
     rows = rows if form == "sparse" else rows.toarray()
     setting = Setting("one-vs-rest", "balanced", 1.0)
-    constant = SOLVERS["multi-label"].fitter(rows, np.ones((rows.shape[0], 2)), setting, outputs=2, seed=0)(1.0)
+    constant = SOLVERS["multi-label"](2).fitter(rows, np.ones((rows.shape[0], 2)), setting)(1.0)
     assert (constant.scores(other) > 20).all()
     sets = np.zeros((rows.shape[0], 3))
     sets[:, 0], sets[:, 1] = 1, targets == 1
-    scores = SOLVERS["multi-label"].fitter(rows, sets, setting, outputs=3, seed=0)(1.0).scores(other)
+    scores = SOLVERS["multi-label"](3).fitter(rows, sets, setting)(1.0).scores(other)
     assert (scores[:, 0] > 20).all()
     assert (scores[:, 2] < -20).all()
     assert 0 < (scores[:, 1] > 0).mean() < 1
@@ -195,7 +195,7 @@ def test_a_regression_of_numbers_equals_scikit_learns_ridge(form: str) -> None:
     numbers = 2000 + 30 * rows.toarray()[:, 0] - 20 * rows.toarray()[:, 1]
     coordinates = Coordinates.of(inner_products(rows, rows))
     given = {"sparse": rows, "dense": rows.toarray(), "coordinates": coordinates.rows}[form]
-    ours = SOLVERS["regression"].fitter(given, numbers, Setting("ridge", "uniform", 10.0), outputs=1, seed=0)(10.0)
+    ours = SOLVERS["regression"](1).fitter(given, numbers, Setting("ridge", "uniform", 10.0))(10.0)
     if form == "coordinates":
         ours = coordinates.restore(ours, rows)
     theirs = Ridge(alpha=0.1, solver="cholesky").fit(rows.toarray().astype(np.float64), numbers)
@@ -212,7 +212,7 @@ def test_of_two_labels_one_regression_is_tried_since_both_schemes_give_the_same(
     assert {scheme for scheme, _ in schemes((10, 12))} == {"one-vs-rest"}
     assert {scheme for scheme, _ in schemes((10, 12, 11))} == {"multinomial", "one-vs-rest"}
     rows, targets, other = problem(2)
-    solver, half = SOLVERS["classification"], fitted(rows.toarray(), targets, "multinomial", "uniform", 5.0, 2)
+    solver, half = SOLVERS["classification"](2), fitted(rows.toarray(), targets, "multinomial", "uniform", 5.0, 2)
     one = solver.logits("one-vs-rest", fitted(rows.toarray(), targets, "one-vs-rest", "uniform", 10.0, 2).scores(other))
     np.testing.assert_allclose(np.exp(solver.logits("multinomial", half.scores(other))), np.exp(one), atol=0.05)
 
@@ -221,8 +221,8 @@ def schemes(sizes: tuple[int, ...]) -> set[tuple[str, str]]:
     """What is tried with labels of these sizes."""
     names = ("a", "b", "c")[: len(sizes)]
     rows = tuple(Example(name, name, None, name) for name, size in zip(names, sizes, strict=True) for _ in range(size))
-    solver = SOLVERS["classification"]
-    return set(solver.schemes(solver.targets(Task(rows, rows, (), names, False))))
+    task = Task(rows, rows, (), names, False)
+    return set(solver_of(task).schemes(solver_of(task).targets(task)))
 
 
 @pytest.mark.usefixtures("exact")
@@ -236,9 +236,7 @@ def test_a_row_of_weight_two_counts_like_the_row_twice(scheme: Scheme, labels: i
         repeated.toarray() if dense else repeated, np.concatenate([targets, targets[twice]]), scheme, weights, c=3.0, outputs=labels
     )
     row_weights = np.where(twice, 2, 1).astype(np.float32)
-    fit = SOLVERS["classification"].fitter(
-        rows.toarray() if dense else rows, targets, Setting(scheme, weights, 3.0), outputs=labels, seed=0, weights=row_weights
-    )
+    fit = SOLVERS["classification"](labels).fitter(rows.toarray() if dense else rows, targets, Setting(scheme, weights, 3.0), row_weights)
     np.testing.assert_allclose(fit(3.0).scores(other), of_repeated.scores(other), atol=5e-3)
 
 
@@ -265,7 +263,7 @@ def test_a_long_fit_ends_between_labels_or_iterations_if_it_must(
             raise CancelledError
 
     setting = Setting(scheme, "uniform", 1.0)
-    fit = SOLVERS[kind].fitter(rows.toarray() if dense else rows, targets, setting, outputs=6, seed=0, go_on=go_on)
+    fit = SOLVERS[kind](6, go_on=go_on).fitter(rows.toarray() if dense else rows, targets, setting)
     with pytest.raises(CancelledError):
         fit(1.0)
     assert begun == [0, 1, 2]

@@ -25,7 +25,7 @@ from cramlm.linear.features import Ngrams, Vocabulary, normalize
 from cramlm.linear.files import BayesSetting
 from cramlm.linear.fit import DevCandidates, LinearFit, decisive_folds, sample_texts
 from cramlm.linear.model import LinearModel
-from cramlm.linear.solvers import SOLVERS, Coefficients
+from cramlm.linear.solvers import Coefficients, Solver, solver_of
 from cramlm.linear.teacher import align_distribution, label_counts
 from cramlm.records import Emit, Event, FloatArray, IntArray, Task, silent
 
@@ -58,10 +58,10 @@ def fit_bayes(
     passages = _sample(passages, unlabelled, _most_passages(len(task.labels)), seed)
     data = _Data.of(task, passages)
     candidates: DevCandidates[BayesSetting] = DevCandidates(task, metric)
-    solver, best = SOLVERS[task.kind], None
+    best = None
     for setting in (BayesSetting(weight, scale) for weight, scale in product(PASSAGE_WEIGHTS if passages else (0.0,), SCALES)):
         fitted = data.fit(setting)
-        scored = candidates.scored(solver.logits("multinomial", fitted.scores(data.dev)))
+        scored = candidates.scored(data.solver.logits("multinomial", fitted.scores(data.dev)))
         if candidates.add("unigrams", setting, scored) is candidates.best:
             best = fitted
     assert best is not None, "there is at least one setting"
@@ -85,6 +85,7 @@ class _Data:
     (texts, terms). passages_by_word: CSR (terms, passages). label_counts: training texts of each label, (labels,).
     """
 
+    solver: Solver
     vocabulary: Vocabulary
     train: Any
     train_labels: FloatArray
@@ -95,14 +96,14 @@ class _Data:
 
     @classmethod
     def of(cls, task: Task, passages: Sequence[str]) -> _Data:
-        learned = task.with_label_texts
+        learned, solver = task.with_label_texts, solver_of(task)
         train = [normalize(example.divided_text) for example in learned.train]
         vocabulary, frequencies = Vocabulary.fit("unigrams", [*train, *map(normalize, passages)], limit=MAX_TERMS)
         rows = vocabulary.weigh(frequencies)
         dev = vocabulary.transform([normalize(example.divided_text) for example in task.dev])
-        label_rows = np.eye(len(task.labels), dtype=np.float32)[SOLVERS[task.kind].targets(learned)]
+        label_rows = np.eye(len(task.labels), dtype=np.float32)[solver.targets(learned)]
         unlabelled = rows[len(train) :]
-        return cls(vocabulary, rows[: len(train)], label_rows, unlabelled, unlabelled.T.tocsr(), dev, label_counts(task))
+        return cls(solver, vocabulary, rows[: len(train)], label_rows, unlabelled, unlabelled.T.tocsr(), dev, label_counts(task))
 
     def fit(self, setting: BayesSetting, without: IntArray | None = None) -> Coefficients:
         """Learn from the labelled texts, then `ROUNDS` times from the passages, too, with the labels of the model before.
@@ -114,15 +115,15 @@ class _Data:
         labelled = _LENGTH * np.asarray(self.train.T @ labels)
         model = self._model(labelled, setting)
         for _ in range(ROUNDS if setting.passage_weight else 0):
-            logits = SOLVERS["classification"].logits("multinomial", model.scores(self.passages))
+            logits = self.solver.logits("multinomial", model.scores(self.passages))
             soft = align_distribution(np.exp(logits), self.label_counts)
             model = self._model(labelled + setting.passage_weight * _LENGTH * np.asarray(self.passages_by_word @ soft), setting)
         return model
 
     def held_out(self, task: Task, setting: BayesSetting, adjustment: FloatArray) -> HeldOut:
         """Probabilities of the training texts that decide beside a small dev set, each by a fit without its fold."""
-        solver, folds = SOLVERS[task.kind], decisive_folds(task)
-        logits = [solver.logits("multinomial", self.fit(setting, fold).scores(self.train[fold])) + adjustment for fold in folds]
+        folds = decisive_folds(task)
+        logits = [self.solver.logits("multinomial", self.fit(setting, fold).scores(self.train[fold])) + adjustment for fold in folds]
         outputs = KINDS[task.kind].outputs(np.concatenate([np.zeros((0, len(task.labels)), np.float32), *logits]))
         return HeldOut(np.concatenate([np.zeros(0, np.int64), *folds]), outputs)
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cramlm.linear.files import Setting
-from cramlm.linear.solvers import GoOn, Solver, keep_going
+from cramlm.linear.solvers import Solver
 from cramlm.records import BoolArray, Example, FloatArray, IntArray
 
 FOLDS: Final = 5
@@ -55,28 +55,18 @@ def held_out_folds(train: Sequence[Example], strata: IntArray, *, dev_texts: int
 
 
 def fold_predictor(
-    solver: Solver,
-    rows: Any,
-    targets: Any,
-    inside: BoolArray,
-    setting: Setting,
-    *,
-    outputs: int,
-    seed: int,
-    weights: FloatArray | None = None,
-    go_on: GoOn = keep_going,
+    solver: Solver, rows: Any, targets: Any, inside: BoolArray, setting: Setting, weights: FloatArray | None = None
 ) -> Callable[[float], FloatArray]:
     """Return a function from C to the logits, (fold, outputs), of the rows `inside` a fold by a model that was fitted on the other rows.
 
     rows: a matrix (n, features), dense or CSR. targets: of all rows. inside: (n,). setting: its C is not read. weights: of the rows, (n,);
-    None = 1. go_on: as in `Solver.fitter`.
+    None = 1.
     """
     outside = None if weights is None else weights[~inside]
-    fitter = solver.fitter(rows[~inside], targets[~inside], setting, outputs=outputs, seed=seed, weights=outside, go_on=go_on)
-    correction = np.zeros(outputs, dtype=np.float32)
+    fitter = solver.fitter(rows[~inside], targets[~inside], setting, outside)
+    correction = np.zeros(solver.outputs, dtype=np.float32)
     if setting.class_weights == "uniform":
-        of_all = solver.prior_odds(targets, outputs=outputs, weights=weights)
-        correction = _prior_correction(of_all, solver.prior_odds(targets[~inside], outputs=outputs, weights=outside))
+        correction = _prior_correction(solver.prior_odds(targets, weights), solver.prior_odds(targets[~inside], outside))
     return lambda c: solver.logits(setting.scheme, fitter(c).scores(rows[inside])) + correction
 
 

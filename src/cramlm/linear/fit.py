@@ -30,7 +30,7 @@ from cramlm.linear.cross_validation import fold_predictor, held_out_folds
 from cramlm.linear.features import PARTS, VARIANTS, Ngrams, Terms, Variant, Vocabulary, join, normalize
 from cramlm.linear.files import BayesSetting, Setting, terms_of
 from cramlm.linear.model import LinearModel, beside
-from cramlm.linear.solvers import SOLVERS, Coefficients, Coordinates, Fitter, inner_products, on_one_blas_thread, worthwhile_threads
+from cramlm.linear.solvers import Coefficients, Coordinates, inner_products, on_one_blas_thread, solver_of, worthwhile_threads
 from cramlm.linear.word_vectors import CorpusVectors
 from cramlm.records import PAIR_BOUNDARY, Emit, Event, Example, FloatArray, IntArray, Task, silent
 from cramlm.text.markers import Markers
@@ -158,9 +158,9 @@ class TaskFeatures:
     ) -> None:
         whole = [[example.divided_text for example in split] for split in (task.train, task.dev)]
         self._train, self._dev = ([normalize(text) for text in texts] for texts in whole)
-        self._solver, self._outputs = SOLVERS[task.kind], len(task.labels)
+        self._solver = solver_of(task)
         self._targets = self._solver.targets(task)
-        self._strata, self._labels = self._solver.strata(self._targets), self._solver.labels(self._targets, outputs=self._outputs)
+        self._strata, self._labels = self._solver.strata(self._targets), self._solver.labels(self._targets)
         self._weights = np.ones(len(task.train), np.float32) if weights is None else weights
         self._seed = seed
         self._parts: dict[tuple[Terms, bytes], tuple[Vocabulary, Any, Any]] = {}
@@ -216,7 +216,7 @@ class TaskFeatures:
 
     def _weighted(self, parts: Sequence[tuple[Vocabulary, Any, Any]], targets: Any, weights: FloatArray) -> tuple[Vocabulary, ...]:
         """Return the vocabularies with weights by the labels of the training texts; with idf if targets are numbers."""
-        labels = self._solver.labels(targets, outputs=self._outputs)
+        labels = self._solver.labels(targets)
         if labels is None:
             return tuple(vocabulary for vocabulary, _, _ in parts)
         return tuple(vocabulary.weighted_by_labels(train, labels, weights) for vocabulary, train, _ in parts)
@@ -265,7 +265,7 @@ def decisive_folds(task: Task) -> list[IntArray]:
 
     Empty if the models are fitted on a sample of the texts, or if one fit takes seconds.
     """
-    learned, solver = task.with_label_texts.train, SOLVERS[task.kind]
+    learned, solver = task.with_label_texts.train, solver_of(task)
     if len(learned) > FEW_TEXTS or len(learned) ** 2 * len(task.labels) > MAX_FIT_PRODUCTS or has_too_many_characters(learned):
         return []
     return held_out_folds(task.train, solver.strata(solver.targets(task)), dev_texts=len(task.dev))
@@ -352,11 +352,11 @@ def refit(
     assert isinstance(model.setting, Setting), "naive Bayes reads passages as well"
     whole = replace(task, train=(*task.train, *task.dev), dev=task.dev[:1])
     learned, weights = (whole.with_label_texts, None) if with_unlabelled is None else with_unlabelled(whole)
-    setting, solver = model.setting, SOLVERS[task.kind]
+    setting, solver = model.setting, solver_of(task, seed=seed)
     _, rows, span = in_features_of(model, learned, seed=seed, weights=weights)
     coordinates, targets = span.coordinates, solver.targets(learned)[rows.kept]
     row_weights = None if weights is None else weights[rows.kept]
-    fitter = solver.fitter(coordinates.rows, targets, setting, outputs=len(task.labels), seed=seed, weights=row_weights)
+    fitter = solver.fitter(coordinates.rows, targets, setting, row_weights)
     coefficients = coordinates.restore(fitter(setting.c), *rows.train_parts(setting.vector_weight))
     (adjustment,) = logit_adjustments(whole, (model.tau,)).values()
     return replace(model, ngrams=rows.ngrams, coefficients=coefficients, adjustment=adjustment)
@@ -474,9 +474,10 @@ class _Search:
     def __init__(self, task: Task, space: SearchSpace, workers: Workers, held_out: Sequence[IntArray]) -> None:
         """held_out: indices of the training texts of each fold that is predicted beside dev, all of which must be fitted."""
         self._task, self._metric = task, space.metric
-        self._held_out, self._held_out_rows = held_out, np.concatenate([np.zeros(0, np.int64), *held_out])
-        self._solver, self._outputs, self._seed = SOLVERS[task.kind], len(task.labels), space.seed
+        self._held_out_rows = np.concatenate([np.zeros(0, np.int64), *held_out])
+        self._solver = solver_of(task, seed=space.seed, go_on=workers.go_on)
         self._targets = self._solver.targets(task.with_label_texts)
+        self._held_out = [np.isin(np.arange(len(self._targets)), fold) for fold in held_out]
         self._dev_numbers = DevScorer.of(task, space.metric).truth if task.kind == "regression" else None
         self._spans: Spans | None = None
         self._workers, self._started = workers, list[_Started]()
@@ -485,7 +486,7 @@ class _Search:
 
     def screened(self, grid: Sequence[float]) -> Sequence[float]:
         """The values of C that are tried first: all, or `SCREENED` of them if a setting takes seconds."""
-        products = min(len(self._targets), FEW_TEXTS) ** 2 * self._outputs
+        products = min(len(self._targets), FEW_TEXTS) ** 2 * self._solver.outputs
         most = MAX_FOLD_PRODUCTS // (1 + len(self._held_out)) if self._held_out else MAX_FIT_PRODUCTS
         return grid if products <= most else _middle(grid, SCREENED)
 
@@ -516,8 +517,8 @@ class _Search:
 
     def _can_fit(self, rows: VariantRows, setting: Setting) -> bool:
         """False for a multinomial regression of too many texts, features and labels. One-vs-rest fits one label after another."""
-        small = rows.ngrams.width * self._outputs <= MAX_MULTINOMIAL_WEIGHTS
-        return setting.scheme != "multinomial" or small or in_coordinates(setting, len(rows.kept), self._outputs)
+        small = rows.ngrams.width * self._solver.outputs <= MAX_MULTINOMIAL_WEIGHTS
+        return setting.scheme != "multinomial" or small or in_coordinates(setting, len(rows.kept), self._solver.outputs)
 
     def start_all(self, rows: VariantRows, vector_weights: Sequence[float], grid: Sequence[float]) -> None:
         """Every weight of text vectors and scheme with every C, on the few rows of one variant."""
@@ -531,7 +532,7 @@ class _Search:
         growing: on all rows, with growing C as long as the dev score grows and is not far below the best.
         """
         coordinates: Coordinates | None = None
-        if growing and not in_coordinates(setting, len(rows.kept), self._outputs):
+        if growing and not in_coordinates(setting, len(rows.kept), self._solver.outputs):
             self._make_room(rows.values)
             matrices: tuple[Any, Any, Sequence[Any]] = (*rows.matrices(setting.vector_weight), ())
         else:
@@ -574,9 +575,10 @@ class _Search:
         missing that `collect` reads.
         """
         train, dev, without_folds = matrices
-        fitter, models, last = self._fitter(train, rows, setting), list[_Fitted](), -math.inf
+        fitter, models, last = self._solver.fitter(train, self._targets[rows.kept], setting), list[_Fitted](), -math.inf
         of_folds = without_folds or [train] * len(self._held_out)
-        predictors = [self._fold_predictor(each, fold, setting) for each, fold in zip(of_folds, self._held_out, strict=True)]
+        folds = zip(of_folds, self._held_out, strict=True)
+        predictors = [fold_predictor(self._solver, each, self._targets, inside, setting) for each, inside in folds]
         for c in grid:
             self._workers.go_on()
             coefficients = fitter(c)
@@ -586,7 +588,7 @@ class _Search:
                 scale = np.float32(line.scale)
                 coefficients = Coefficients(coefficients.weights * scale, coefficients.bias * scale + line.shift)
                 scores, held_out = scores * scale + line.shift, [each * scale + line.shift for each in held_out]
-            of_held_out = np.concatenate([np.zeros((0, self._outputs), np.float32), *held_out])
+            of_held_out = np.concatenate([np.zeros((0, self._solver.outputs), np.float32), *held_out])
             scored = self.dev.scored(np.concatenate([self._solver.logits(setting.scheme, scores), of_held_out]))
             models.append(_Fitted(replace(setting, c=c), coefficients, scored, of_held_out))
             score = float(scored.scores.max())
@@ -599,15 +601,6 @@ class _Search:
         """True if a larger C is not worth a try after this score and the one before."""
         best = self.dev.best.score if self.dev.tried else -math.inf
         return score <= last or score < best - _FAR_BELOW
-
-    def _fitter(self, train: Any, rows: VariantRows, setting: Setting) -> Fitter:
-        options: dict[str, Any] = {"outputs": self._outputs, "seed": self._seed, "go_on": self._workers.go_on}
-        return self._solver.fitter(train, self._targets[rows.kept], setting, **options)
-
-    def _fold_predictor(self, train: Any, fold: IntArray, setting: Setting) -> Callable[[float], FloatArray]:
-        inside = np.zeros(len(self._targets), dtype=np.bool_)
-        inside[fold] = True
-        return fold_predictor(self._solver, train, self._targets, inside, setting, outputs=self._outputs, seed=self._seed)
 
     def _add(self, started: _Started, fitted: _Fitted) -> float:
         rows, coordinates, setting = started.rows, started.coordinates, fitted.setting

@@ -97,7 +97,7 @@ class LinearModel:
     def logits_of_features(self, rows: Any) -> FloatArray:
         """As `logits`, from the matrix that `features` returned."""
         scheme = self.setting.scheme if isinstance(self.setting, Setting) else "multinomial"
-        logits: FloatArray = SOLVERS[self.kind].logits(scheme, self.coefficients.scores(rows)) + self.adjustment
+        logits: FloatArray = SOLVERS[self.kind](len(self.labels)).logits(scheme, self.coefficients.scores(rows)) + self.adjustment
         return logits
 
     def save(self, folder: Path) -> None:

@@ -32,7 +32,7 @@ from cramlm.linear.fit import (
     sample_texts,
 )
 from cramlm.linear.model import LinearModel, beside
-from cramlm.linear.solvers import SOLVERS, Coordinates, inner_products, on_one_blas_thread
+from cramlm.linear.solvers import Coordinates, inner_products, on_one_blas_thread, solver_of
 from cramlm.linear.teacher import Teacher, align_distribution, label_counts
 from cramlm.records import Emit, Event, FloatArray, IntArray, Task, silent
 
@@ -120,7 +120,7 @@ class _SelfTraining:
         """learned: the task whose training texts are those of `task`, its label texts and the unlabelled ones. weights: of them, (n,)."""
         assert isinstance(fit.model.setting, Setting)
         self._model, self._task, self._space, self._weights = fit.model, task, space, weights
-        self._solver, self._before = SOLVERS[task.kind], fit.model.setting
+        self._solver, self._before = solver_of(task, seed=space.seed), fit.model.setting
         self._setting = replace(self._before, unlabelled_weight=UNLABELLED_WEIGHT)
         self._targets = self._solver.targets(learned)
         self._features, self._rows, self._span = in_features_of(fit.model, learned, seed=space.seed, weights=weights)
@@ -135,14 +135,7 @@ class _SelfTraining:
     def best(self) -> tuple[LinearModel, Candidate[Setting], FloatArray]:
         """Return the model of the lowest calibrated loss on the texts that decide, and its outputs for these texts, (n, labels)."""
         task, kept = self._task, self._rows.kept
-        fitter = self._solver.fitter(
-            self._span.coordinates.rows,
-            self._targets[kept],
-            self._setting,
-            outputs=len(task.labels),
-            seed=self._space.seed,
-            weights=self._weights[kept],
-        )
+        fitter = self._solver.fitter(self._span.coordinates.rows, self._targets[kept], self._setting, self._weights[kept])
         predictors = [self._fold_predictor(fold) for fold in self._folds]
         chosen, lowest = None, math.inf
         for c in sorted(self._space.c):
@@ -171,20 +164,18 @@ class _SelfTraining:
 
         The model before self-training, fitted without the fold, labels the unlabelled texts; the other linear models learned from the fold.
         """
-        count, outputs, texts = len(self._task.with_label_texts.train), len(self._task.labels), len(self._targets)
-        options: dict[str, Any] = {"outputs": outputs, "seed": self._space.seed}
-        inside, unlabelled = np.zeros(texts, dtype=np.bool_), np.arange(texts) >= count
-        inside[fold] = True
+        count, texts = len(self._task.with_label_texts.train), np.arange(len(self._targets))
+        inside, unlabelled = np.isin(texts, fold), texts >= count
         rows = self._without(fold, self._targets, (~unlabelled).astype(np.float32))
         labelled = Coordinates.of(inner_products(rows[:count], rows[:count]))
         of_all = np.concatenate([labelled.rows, labelled.transform(inner_products(rows[count:], rows[:count]))])
-        label = fold_predictor(self._solver, of_all, self._targets, inside | unlabelled, self._before, **options)
+        label = fold_predictor(self._solver, of_all, self._targets, inside | unlabelled, self._before)
         logits = label(self._before.c)[len(fold) :] + self._model.adjustment
         labels, weights = _labels_with_weights(KINDS[self._task.kind].outputs(logits), self._task)
         targets = np.concatenate([self._targets[:count], labels])
         rows = self._without(fold, targets, weights)
         in_coordinates = Coordinates.of(inner_products(rows, rows)).rows
-        return fold_predictor(self._solver, in_coordinates, targets, inside, self._setting, weights=weights, **options)
+        return fold_predictor(self._solver, in_coordinates, targets, inside, self._setting, weights)
 
     def _without(self, fold: IntArray, targets: IntArray, weights: FloatArray) -> Any:
         """Return the matrix of all texts, CSR (n, features), whose weights of terms do not depend on the labels of a fold."""

@@ -13,10 +13,11 @@ from __future__ import annotations
 import functools
 import threading
 import warnings
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, ParamSpec, Protocol, TypeAlias, TypeVar, assert_never
+from typing import Any, Final, ParamSpec, TypeAlias, TypeVar, assert_never
 
 import numpy as np
 import numpy.typing as npt
@@ -91,9 +92,18 @@ def keep_going() -> None:
     """Let a fit run to its end."""
 
 
-class Solver(Protocol):
-    """Fits linear models for one kind of task. `targets` is an array with a row for each text."""
+@dataclass(frozen=True, slots=True)
+class Solver(ABC):
+    """Fits linear models for one kind of task. `targets` is an array with a row for each text.
 
+    outputs: the number of labels. seed: of liblinear. go_on: called between the labels or iterations of a long fit.
+    """
+
+    outputs: int
+    seed: int = 0
+    go_on: GoOn = keep_going
+
+    @abstractmethod
     def targets(self, task: Task) -> Any:
         """Return the targets of the training texts."""
 
@@ -101,43 +111,104 @@ class Solver(Protocol):
         """Return the stratum of each row, (n,): samples keep the proportions of the strata."""
         return np.zeros(len(targets), dtype=np.int64)
 
-    def labels(self, targets: Any, *, outputs: int) -> BoolArray | None:
+    @abstractmethod
+    def labels(self, targets: Any) -> BoolArray | None:
         """Return which rows have which label, (n, outputs); None if targets are numbers."""
 
+    @abstractmethod
     def schemes(self, targets: Any) -> tuple[tuple[Scheme, ClassWeights], ...]:
         """Return the candidates: schemes and class weights, in order."""
 
-    def fitter(
-        self,
-        rows: Any,
-        targets: Any,
-        setting: Setting,
-        *,
-        outputs: int,
-        seed: int,
-        weights: FloatArray | None = None,
-        go_on: GoOn = keep_going,
-    ) -> Fitter:
+    @abstractmethod
+    def fitter(self, rows: Any, targets: Any, setting: Setting, weights: FloatArray | None = None) -> Fitter:
         """Return a function from C to the model fitted on a matrix (n, features), dense or CSR. Each call starts from the last model.
 
-        setting: its C is not read. weights: of the rows, (n,); None = 1. go_on: called between the labels or iterations of a long fit.
+        setting: its C is not read. weights: of the rows, (n,); None = 1.
         """
 
     def logits(self, scheme: Scheme, scores: FloatArray) -> FloatArray:
         """Convert decision values to logits as an encoder has them (evaluation/kinds.py), float32 (n, outputs)."""
         return scores
 
-    def predictable(self, fitted: Any, others: Any, *, outputs: int) -> BoolArray:
+    @abstractmethod
+    def predictable(self, fitted: Any, others: Any) -> BoolArray:
         """Where a model fitted on the targets `fitted` can predict the targets `others`, (others, outputs).
 
         Of a label without a row it knows nothing; its probability would contradict the texts that have it.
         """
 
-    def prior_odds(self, targets: Any, *, outputs: int, weights: FloatArray | None = None) -> npt.NDArray[np.float64]:
+    @abstractmethod
+    def prior_odds(self, targets: Any, weights: FloatArray | None = None) -> npt.NDArray[np.float64]:
         """Return the share of each label, or, where a text may have several, its odds, 0 if all texts have it; (outputs,).
 
         The intercepts of a model with uniform class weights follow their logarithm. weights: of the texts, (n,); None = 1.
         """
+
+    def _binary_fitter(self, rows: Any, positive: BoolArray, class_weights: ClassWeights, weights: FloatArray) -> Fitter:
+        """Return a function from C to a binary regression for each column of `positive`, (n, labels). weights: of the rows, (n,).
+
+        liblinear fits a sparse matrix, one label after another. L-BFGS fits all labels of a dense matrix together, from the last
+        coefficients, which takes a fifth of the time with 13 labels. Both regularize the intercept like a weight.
+        """
+        if scipy.sparse.issparse(rows):
+            doubles = _with_columns(rows.astype(np.float64))  # liblinear's type; else scikit-learn converts once for each label
+
+            def fit_one_by_one(c: float) -> Coefficients:
+                fitted = _zeros(rows, positive.shape[1])
+                for label in range(positive.shape[1]):
+                    self.go_on()
+                    model = self._liblinear(doubles, positive[:, label], c, class_weights, weights)
+                    fitted.weights[:, label], fitted.bias[label] = model.coef_[0, : rows.shape[1]], model.intercept_[0]
+                return fitted
+
+            return fit_one_by_one
+
+        row_weights = np.repeat(weights[:, None], positive.shape[1], axis=1)
+        if class_weights == "balanced":
+            count, total = weights.astype(np.float64) @ positive, weights.sum(dtype=np.float64)
+            row_weights *= (total / (2 * np.where(positive, count, total - count))).astype(np.float32)
+        loss, start = _log_losses(positive, row_weights), _zeros(rows, positive.shape[1])
+
+        def fit_together(c: float) -> Coefficients:
+            nonlocal start
+            start = self._minimize(rows, loss, c, start, bias_penalty=1.0)
+            return start
+
+        return fit_together
+
+    def _liblinear(self, rows: Any, positive: BoolArray, c: float, class_weights: ClassWeights, weights: FloatArray) -> Any:
+        from sklearn.exceptions import ConvergenceWarning
+        from sklearn.linear_model import LogisticRegression
+
+        count, total = float(weights.astype(np.float64) @ positive), float(weights.sum(dtype=np.float64))
+        balanced = {0: total / (2 * (total - count)), 1: total / (2 * count)} if class_weights == "balanced" else None
+        passes = min(_PASSES[1], max(_PASSES[0], _MAX_VISITS // max(rows.nnz, 1)))
+        model = LogisticRegression(C=c, class_weight=balanced, random_state=self.seed, max_iter=passes, **_LIBLINEAR)
+        with _LIBLINEAR_LOCK, warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)  # stopping a little early at large C is as good on dev
+            return model.fit(rows, positive.astype(np.int64), sample_weight=weights)
+
+    def _minimize(self, rows: FloatArray, loss: Loss, c: float, start: Coefficients, *, bias_penalty: float) -> Coefficients:
+        """Minimize loss(scores) + (|weights|^2 + bias_penalty |bias|^2) / 2c from the coefficients `start`.
+
+        In single precision: scikit-learn converts the matrix to double precision in every iteration, which takes three times as long.
+        """
+        (texts, features), outputs = rows.shape, len(start.bias)
+        long = texts * features * outputs > _LONG_FIT
+        penalties = np.repeat(np.array([1.0, bias_penalty]) / c, [features * outputs, outputs])
+
+        def objective(values: npt.NDArray[np.float64]) -> tuple[float, npt.NDArray[np.float64]]:
+            if long:
+                self.go_on()
+            weights = values[: features * outputs].reshape(features, outputs).astype(np.float32)
+            value, slope = loss(rows @ weights + values[features * outputs :].astype(np.float32))
+            shrinkage = penalties * values
+            gradient = np.concatenate([(slope.T @ rows).T.ravel(), slope.sum(axis=0)]) + shrinkage  # faster than rows.T @ slope
+            return (value + float(shrinkage @ values) / 2) / texts, gradient / texts
+
+        first = np.concatenate([start.weights.ravel(), start.bias]).astype(np.float64)
+        solution = scipy.optimize.minimize(objective, first, jac=True, method="L-BFGS-B", options=_LBFGS).x.astype(np.float32)
+        return Coefficients(solution[: features * outputs].reshape(features, outputs), solution[features * outputs :])
 
 
 class ClassificationSolver(Solver):
@@ -148,8 +219,8 @@ class ClassificationSolver(Solver):
         strata: IntArray = targets
         return strata
 
-    def labels(self, targets: Any, *, outputs: int) -> BoolArray | None:
-        labels: BoolArray = targets[:, None] == np.arange(outputs)
+    def labels(self, targets: Any) -> BoolArray | None:
+        labels: BoolArray = targets[:, None] == np.arange(self.outputs)
         return labels
 
     def schemes(self, targets: Any) -> tuple[tuple[Scheme, ClassWeights], ...]:
@@ -158,39 +229,29 @@ class ClassificationSolver(Solver):
         names: tuple[Scheme, ...] = ("one-vs-rest",) if len(sizes) <= 2 else ("multinomial", "one-vs-rest")
         return tuple((scheme, each) for scheme in names for each in weights)
 
-    def fitter(
-        self,
-        rows: Any,
-        targets: Any,
-        setting: Setting,
-        *,
-        outputs: int,
-        seed: int,
-        weights: FloatArray | None = None,
-        go_on: GoOn = keep_going,
-    ) -> Fitter:
+    def fitter(self, rows: Any, targets: Any, setting: Setting, weights: FloatArray | None = None) -> Fitter:
         present = np.unique(targets)
         row_weights = np.ones(len(targets), np.float32) if weights is None else weights
-        fit_present = self._fitter_of_present(rows, targets, setting, seed, row_weights, go_on)
+        fit_present = self._fitter_of_present(rows, targets, setting, row_weights)
 
         def fit(c: float) -> Coefficients:
-            fitted = Coefficients(np.zeros((rows.shape[1], outputs), np.float32), np.full(outputs, _ABSENT, np.float32))
+            fitted = Coefficients(np.zeros((rows.shape[1], self.outputs), np.float32), np.full(self.outputs, _ABSENT, np.float32))
             of_present = fit_present(c)
             fitted.weights[:, present], fitted.bias[present] = of_present.weights, of_present.bias
             return fitted
 
         return fit
 
-    def _fitter_of_present(self, rows: Any, targets: Any, setting: Setting, seed: int, weights: FloatArray, go_on: GoOn) -> Fitter:
+    def _fitter_of_present(self, rows: Any, targets: Any, setting: Setting, weights: FloatArray) -> Fitter:
         """Return a fitter of the labels that have a row, in ascending order."""
         present, ids = np.unique(targets, return_inverse=True)
         if len(present) == 1:
             return lambda c: _zeros(rows, 1)
         match setting.scheme:
             case "multinomial":
-                return _multinomial_fitter(rows, ids, setting.class_weights, weights, go_on)
+                return self._multinomial_fitter(rows, ids, setting.class_weights, weights)
             case "one-vs-rest" if len(present) == 2:  # one vector
-                fit_second = _binary_fitter(rows, ids[:, None] == 1, setting.class_weights, seed, weights, go_on)
+                fit_second = self._binary_fitter(rows, ids[:, None] == 1, setting.class_weights, weights)
 
                 def fit_both(c: float) -> Coefficients:
                     second = fit_second(c)
@@ -198,11 +259,28 @@ class ClassificationSolver(Solver):
 
                 return fit_both
             case "one-vs-rest":
-                return _binary_fitter(rows, ids[:, None] == np.arange(len(present)), setting.class_weights, seed, weights, go_on)
+                return self._binary_fitter(rows, ids[:, None] == np.arange(len(present)), setting.class_weights, weights)
             case "ridge":
                 raise AssertionError("ridge regression is for numbers")
             case _:
                 assert_never(setting.scheme)
+
+    def _multinomial_fitter(self, rows: Any, ids: IntArray, class_weights: ClassWeights, weights: FloatArray) -> Fitter:
+        """Return a function from C to a multinomial regression of the labels 0, 1, ..., fitted from the last coefficients.
+
+        ids: (n,). weights: of the rows, (n,).
+        """
+        sizes = np.bincount(ids, weights=weights)
+        if class_weights == "balanced":
+            weights = (weights * (sizes.sum() / (len(sizes) * sizes[ids]))).astype(np.float32)
+        loss, start = _cross_entropy(ids, weights), _zeros(rows, len(sizes))
+
+        def fit(c: float) -> Coefficients:
+            nonlocal start
+            start = self._minimize(rows, loss, c, start, bias_penalty=0.0)
+            return start
+
+        return fit
 
     def logits(self, scheme: Scheme, scores: FloatArray) -> FloatArray:
         values = scores.astype(np.float64)
@@ -212,13 +290,13 @@ class ClassificationSolver(Solver):
         logits: FloatArray = values.astype(np.float32)
         return logits
 
-    def predictable(self, fitted: Any, others: Any, *, outputs: int) -> BoolArray:
-        present = np.bincount(fitted, minlength=outputs) > 0
+    def predictable(self, fitted: Any, others: Any) -> BoolArray:
+        present = np.bincount(fitted, minlength=self.outputs) > 0
         own = present[others] & (present.sum() > 1)
-        return np.repeat(own[:, None], outputs, axis=1)
+        return np.repeat(own[:, None], self.outputs, axis=1)
 
-    def prior_odds(self, targets: Any, *, outputs: int, weights: FloatArray | None = None) -> npt.NDArray[np.float64]:
-        counts = np.bincount(targets, weights, minlength=outputs)
+    def prior_odds(self, targets: Any, weights: FloatArray | None = None) -> npt.NDArray[np.float64]:
+        counts = np.bincount(targets, weights, minlength=self.outputs)
         shares: npt.NDArray[np.float64] = counts / counts.sum()
         return shares
 
@@ -227,48 +305,37 @@ class MultiLabelSolver(Solver):
     def targets(self, task: Task) -> Any:
         return RULES["multi-label"].targets([str(example.label) for example in task.train], task.labels, task.scale)[1]
 
-    def labels(self, targets: Any, *, outputs: int) -> BoolArray | None:
+    def labels(self, targets: Any) -> BoolArray | None:
         labels: BoolArray = targets > 0
         return labels
 
     def schemes(self, targets: Any) -> tuple[tuple[Scheme, ClassWeights], ...]:
         return (("one-vs-rest", "balanced"), ("one-vs-rest", "uniform"))  # with uniform weights rare labels are hardly ever predicted
 
-    def fitter(
-        self,
-        rows: Any,
-        targets: Any,
-        setting: Setting,
-        *,
-        outputs: int,
-        seed: int,
-        weights: FloatArray | None = None,
-        go_on: GoOn = keep_going,
-    ) -> Fitter:
+    def fitter(self, rows: Any, targets: Any, setting: Setting, weights: FloatArray | None = None) -> Fitter:
         positive = targets > 0
         varied = np.flatnonzero(positive.any(axis=0) & ~positive.all(axis=0))
         row_weights = np.ones(len(targets), np.float32) if weights is None else weights
-        columns = positive[:, varied]
-        fit_binary = (
-            _binary_fitter(rows, columns, setting.class_weights, seed, row_weights, go_on) if len(varied) else lambda c: _zeros(rows, 0)
+        fit_varied = (
+            self._binary_fitter(rows, positive[:, varied], setting.class_weights, row_weights) if len(varied) else lambda c: _zeros(rows, 0)
         )
 
         def fit(c: float) -> Coefficients:
             bias = np.where(positive.all(axis=0), -_ABSENT, _ABSENT).astype(np.float32)  # of labels on which all rows agree
-            fitted, binary = Coefficients(np.zeros((rows.shape[1], outputs), np.float32), bias), fit_binary(c)
+            fitted, binary = Coefficients(np.zeros((rows.shape[1], self.outputs), np.float32), bias), fit_varied(c)
             fitted.weights[:, varied], fitted.bias[varied] = binary.weights, binary.bias
             return fitted
 
         return fit
 
-    def predictable(self, fitted: Any, others: Any, *, outputs: int) -> BoolArray:
+    def predictable(self, fitted: Any, others: Any) -> BoolArray:
         varied = (fitted > 0).any(axis=0) & (fitted == 0).any(axis=0)
         return np.repeat(varied[None], len(others), axis=0)
 
-    def prior_odds(self, targets: Any, *, outputs: int, weights: FloatArray | None = None) -> npt.NDArray[np.float64]:
+    def prior_odds(self, targets: Any, weights: FloatArray | None = None) -> npt.NDArray[np.float64]:
         row_weights = np.ones(len(targets)) if weights is None else weights
         have, lack = row_weights @ (targets > 0), row_weights @ (targets == 0)
-        odds: npt.NDArray[np.float64] = np.divide(have, lack, out=np.zeros(outputs), where=lack > 0)
+        odds: npt.NDArray[np.float64] = np.divide(have, lack, out=np.zeros(self.outputs), where=lack > 0)
         return odds
 
 
@@ -276,23 +343,13 @@ class RegressionSolver(Solver):
     def targets(self, task: Task) -> Any:
         return np.array([float(str(example.label)) for example in task.train])
 
-    def labels(self, targets: Any, *, outputs: int) -> BoolArray | None:
+    def labels(self, targets: Any) -> BoolArray | None:
         return None
 
     def schemes(self, targets: Any) -> tuple[tuple[Scheme, ClassWeights], ...]:
         return (("ridge", "uniform"),)
 
-    def fitter(
-        self,
-        rows: Any,
-        targets: Any,
-        setting: Setting,
-        *,
-        outputs: int,
-        seed: int,
-        weights: FloatArray | None = None,
-        go_on: GoOn = keep_going,
-    ) -> Fitter:
+    def fitter(self, rows: Any, targets: Any, setting: Setting, weights: FloatArray | None = None) -> Fitter:
         from sklearn.linear_model import Ridge
 
         solver = "sparse_cg" if scipy.sparse.issparse(rows) else "cholesky"
@@ -304,18 +361,23 @@ class RegressionSolver(Solver):
 
         return fit
 
-    def predictable(self, fitted: Any, others: Any, *, outputs: int) -> BoolArray:
-        return np.full((len(others), outputs), len(fitted) > 1)
+    def predictable(self, fitted: Any, others: Any) -> BoolArray:
+        return np.full((len(others), self.outputs), len(fitted) > 1)
 
-    def prior_odds(self, targets: Any, *, outputs: int, weights: FloatArray | None = None) -> npt.NDArray[np.float64]:
-        return np.ones(outputs)
+    def prior_odds(self, targets: Any, weights: FloatArray | None = None) -> npt.NDArray[np.float64]:
+        return np.ones(self.outputs)
 
 
-SOLVERS: Final[dict[TaskKind, Solver]] = {
-    "classification": ClassificationSolver(),
-    "multi-label": MultiLabelSolver(),
-    "regression": RegressionSolver(),
+SOLVERS: Final[Mapping[TaskKind, Callable[..., Solver]]] = {
+    "classification": ClassificationSolver,
+    "multi-label": MultiLabelSolver,
+    "regression": RegressionSolver,
 }
+
+
+def solver_of(task: Task, *, seed: int = 0, go_on: GoOn = keep_going) -> Solver:
+    """Return the solver of a task."""
+    return SOLVERS[task.kind](len(task.labels), seed, go_on)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -381,29 +443,6 @@ def inner_products(one: Any, other: Any) -> FloatArray:
     return products
 
 
-def _minimize(rows: FloatArray, loss: Loss, c: float, start: Coefficients, *, bias_penalty: float, go_on: GoOn) -> Coefficients:
-    """Minimize loss(scores) + (|weights|^2 + bias_penalty |bias|^2) / 2c from the coefficients `start`.
-
-    In single precision: scikit-learn converts the matrix to double precision in every iteration, which takes three times as long.
-    """
-    (texts, features), outputs = rows.shape, len(start.bias)
-    long = texts * features * outputs > _LONG_FIT
-    penalties = np.repeat(np.array([1.0, bias_penalty]) / c, [features * outputs, outputs])
-
-    def objective(values: npt.NDArray[np.float64]) -> tuple[float, npt.NDArray[np.float64]]:
-        if long:
-            go_on()
-        weights = values[: features * outputs].reshape(features, outputs).astype(np.float32)
-        value, slope = loss(rows @ weights + values[features * outputs :].astype(np.float32))
-        shrinkage = penalties * values
-        gradient = np.concatenate([(slope.T @ rows).T.ravel(), slope.sum(axis=0)]) + shrinkage  # faster than rows.T @ slope
-        return (value + float(shrinkage @ values) / 2) / texts, gradient / texts
-
-    first = np.concatenate([start.weights.ravel(), start.bias]).astype(np.float64)
-    solution = scipy.optimize.minimize(objective, first, jac=True, method="L-BFGS-B", options=_LBFGS).x.astype(np.float32)
-    return Coefficients(solution[: features * outputs].reshape(features, outputs), solution[features * outputs :])
-
-
 def _cross_entropy(ids: IntArray, row_weights: FloatArray) -> Loss:
     """Return the weighted cross-entropy of scores (n, labels), summed over rows. ids: the column of each row's label; row_weights: (n,)."""
     indices = np.arange(len(ids))
@@ -431,70 +470,6 @@ def _log_losses(positive: BoolArray, row_weights: FloatArray) -> Loss:
         return value, -signs * row_weights * np.where(margins > 0, odds, 1) / (1 + odds)
 
     return loss
-
-
-def _multinomial_fitter(rows: Any, ids: IntArray, class_weights: ClassWeights, weights: FloatArray, go_on: GoOn) -> Fitter:
-    """Return a function from C to a multinomial regression of the labels 0, 1, ..., fitted from the last coefficients.
-
-    ids: (n,). weights: of the rows, (n,).
-    """
-    sizes = np.bincount(ids, weights=weights)
-    if class_weights == "balanced":
-        weights = (weights * (sizes.sum() / (len(sizes) * sizes[ids]))).astype(np.float32)
-    loss, start = _cross_entropy(ids, weights), _zeros(rows, len(sizes))
-
-    def fit(c: float) -> Coefficients:
-        nonlocal start
-        start = _minimize(rows, loss, c, start, bias_penalty=0.0, go_on=go_on)
-        return start
-
-    return fit
-
-
-def _binary_fitter(rows: Any, positive: BoolArray, class_weights: ClassWeights, seed: int, weights: FloatArray, go_on: GoOn) -> Fitter:
-    """Return a function from C to a binary regression for each column of `positive`, (n, labels). weights: of the rows, (n,).
-
-    liblinear fits a sparse matrix, one label after another. L-BFGS fits all labels of a dense matrix together, from the last coefficients,
-    which takes a fifth of the time with 13 labels. Both regularize the intercept like a weight.
-    """
-    if scipy.sparse.issparse(rows):
-        doubles = _with_columns(rows.astype(np.float64))  # liblinear's type; else scikit-learn converts once for each label
-
-        def fit_one_by_one(c: float) -> Coefficients:
-            fitted = _zeros(rows, positive.shape[1])
-            for label in range(positive.shape[1]):
-                go_on()
-                model = _liblinear(doubles, positive[:, label], c, class_weights, seed, weights)
-                fitted.weights[:, label], fitted.bias[label] = model.coef_[0, : rows.shape[1]], model.intercept_[0]
-            return fitted
-
-        return fit_one_by_one
-
-    row_weights = np.repeat(weights[:, None], positive.shape[1], axis=1)
-    if class_weights == "balanced":
-        count, total = weights.astype(np.float64) @ positive, weights.sum(dtype=np.float64)
-        row_weights *= (total / (2 * np.where(positive, count, total - count))).astype(np.float32)
-    loss, start = _log_losses(positive, row_weights), _zeros(rows, positive.shape[1])
-
-    def fit_together(c: float) -> Coefficients:
-        nonlocal start
-        start = _minimize(rows, loss, c, start, bias_penalty=1.0, go_on=go_on)
-        return start
-
-    return fit_together
-
-
-def _liblinear(rows: Any, positive: BoolArray, c: float, class_weights: ClassWeights, seed: int, weights: FloatArray) -> Any:
-    from sklearn.exceptions import ConvergenceWarning
-    from sklearn.linear_model import LogisticRegression
-
-    count, total = float(weights.astype(np.float64) @ positive), float(weights.sum(dtype=np.float64))
-    balanced = {0: total / (2 * (total - count)), 1: total / (2 * count)} if class_weights == "balanced" else None
-    passes = min(_PASSES[1], max(_PASSES[0], _MAX_VISITS // max(rows.nnz, 1)))
-    model = LogisticRegression(C=c, class_weight=balanced, random_state=seed, max_iter=passes, **_LIBLINEAR)
-    with _LIBLINEAR_LOCK, warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # stopping a little early at large C is as good on dev
-        return model.fit(rows, positive.astype(np.int64), sample_weight=weights)
 
 
 def _zeros(rows: Any, outputs: int) -> Coefficients:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Final, assert_never
 
@@ -27,7 +27,7 @@ from cramlm.linear.cross_validation import FOLDS, fold_predictor, folds
 from cramlm.linear.files import Setting
 from cramlm.linear.fit import FEW_TEXTS, MAX_KEPT_VALUES, in_coordinates
 from cramlm.linear.model import LinearModel
-from cramlm.linear.solvers import SOLVERS, Coordinates, inner_products, on_one_blas_thread, worthwhile_threads
+from cramlm.linear.solvers import Coordinates, inner_products, on_one_blas_thread, solver_of, worthwhile_threads
 from cramlm.records import BoolArray, Emit, Event, FloatArray, IntArray, Scale, Task, TaskKind, silent
 
 TRAINING_TEXTS_FILE: Final = "task.npy"
@@ -91,7 +91,7 @@ def out_of_fold_labels(model: LinearModel, task: Task, *, seed: int, threads: in
     They are probabilities, or standardized numbers. NaN where nothing can be predicted: the row of a text if no text outside its fold has
     its label; where texts may have several labels, a label of a text if all texts outside its fold have it, or none.
     """
-    targets = SOLVERS[model.kind].targets(task)
+    targets = solver_of(task).targets(task)
     held_out = _out_of_fold(model, task, seed=seed, threads=threads, emit=LastProgress(emit))
     predicted = np.isfinite(held_out)
     if predicted.any():
@@ -121,10 +121,10 @@ def _out_of_fold(model: LinearModel, task: Task, *, seed: int, threads: int, emi
     """(training texts, labels): outputs for each text of a model of the same setting, fitted on the other folds and the label texts."""
     setting = model.setting
     assert isinstance(setting, Setting), "a regression is fitted again without each fold"
-    solver, outputs = SOLVERS[model.kind], KINDS[model.kind].outputs
+    solver, outputs = solver_of(task, seed=seed), KINDS[model.kind].outputs
     learned = task.with_label_texts
     texts, targets = [example.divided_text for example in learned.train], solver.targets(learned)
-    counted, labels = model.prepare(texts), solver.labels(targets, outputs=len(task.labels))
+    counted, labels = model.prepare(texts), solver.labels(targets)
     dense = len(texts) <= FEW_TEXTS or in_coordinates(setting, len(texts), len(task.labels))
     count = len(task.train)
     fold = np.full(len(texts), -1)
@@ -133,7 +133,7 @@ def _out_of_fold(model: LinearModel, task: Task, *, seed: int, threads: int, emi
 
     def predict_fold(number: int) -> None:
         inside = fold == number
-        predictable = solver.predictable(targets[~inside], targets[inside], outputs=len(task.labels))
+        predictable = solver.predictable(targets[~inside], targets[inside])
         if not predictable.any():
             return
         without = model if labels is None else model.weighted_by_labels(counted, labels, (~inside).astype(np.float32))
@@ -141,7 +141,7 @@ def _out_of_fold(model: LinearModel, task: Task, *, seed: int, threads: int, emi
         if dense:
             products = inner_products(rows, rows[~inside])
             rows = Coordinates.of(products[~inside]).transform(products)
-        predict = fold_predictor(solver, rows, targets, inside, setting, outputs=len(task.labels), seed=seed, go_on=workers.go_on)
+        predict = fold_predictor(replace(solver, go_on=workers.go_on), rows, targets, inside, setting)
         held_out[inside] = np.where(predictable, outputs(predict(setting.c) + model.adjustment), np.nan)
 
     large = len(texts) ** 2 > MAX_KEPT_VALUES
@@ -155,7 +155,7 @@ def _out_of_fold(model: LinearModel, task: Task, *, seed: int, threads: int, emi
 
 def label_counts(task: Task) -> IntArray:
     """Return the number of training texts of each label of a classification, (labels,)."""
-    return np.bincount(SOLVERS["classification"].targets(task), minlength=len(task.labels))
+    return np.bincount(solver_of(task).targets(task), minlength=len(task.labels))
 
 
 def align_distribution(probabilities: FloatArray, counts: IntArray) -> FloatArray:
