@@ -284,11 +284,11 @@ def test_every_weight_of_text_vectors_is_tried_and_the_model_has_the_score_of_th
 def test_rows_with_text_vectors_have_the_coordinates_of_the_joined_matrix(weight: float) -> None:
     rows = TaskFeatures(topic_task(), corpus_vectors(VECTORS), seed=0).rows("words")
     span = Spans(rows).of(weight)
-    train, dev = rows.matrices(weight)
+    train, dev = rows.matrices(weight).train, rows.matrices(weight).dev
     assert train.shape[1] == rows.ngrams.width + VECTORS.vectors.shape[1]
-    np.testing.assert_allclose(span.coordinates.rows @ span.coordinates.rows.T, (train @ train.T).toarray(), atol=1e-4)
-    np.testing.assert_allclose(span.dev @ span.coordinates.rows.T, (dev @ train.T).toarray(), atol=1e-4)
-    part, other = rows.train_parts(weight)
+    np.testing.assert_allclose(span.train @ span.train.T, (train @ train.T).toarray(), atol=1e-4)
+    np.testing.assert_allclose(span.dev @ span.train.T, (dev @ train.T).toarray(), atol=1e-4)
+    part, other = span.parts
     np.testing.assert_array_equal(np.hstack([part.toarray(), other]), train.toarray())
 
 

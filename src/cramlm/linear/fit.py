@@ -125,20 +125,35 @@ class VariantRows:
     kept: IntArray
     without_folds: tuple[Any, ...] = ()
 
-    def matrices(self, vector_weight: float) -> tuple[Any, Any]:
-        """(train, dev) with text vectors of this length beside them, if there are any."""
+    def matrices(self, vector_weight: float) -> Matrices:
+        """Return the rows with text vectors of this length beside them, if there are any."""
         if self.vectors is None:
-            return self.train, self.dev
-        return beside(self.train, self.vectors[0], vector_weight), beside(self.dev, self.vectors[1], vector_weight)
+            return Matrices(self.train, self.dev)
+        return Matrices(*(beside(rows, vectors, vector_weight) for rows, vectors in zip((self.train, self.dev), self.vectors, strict=True)))
 
     @property
     def values(self) -> int:
         """Number of values in the matrices of the training texts."""
         return int(self.train.nnz) + (0 if self.vectors is None else self.vectors[0].size)
 
-    def train_parts(self, vector_weight: float) -> tuple[Any, ...]:
-        """The parts of the matrix of the training texts: n-grams, and text vectors of this length if there are any."""
-        return (self.train,) if self.vectors is None else (self.train, np.float32(vector_weight) * self.vectors[0])
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Matrices:
+    """What regressions are fitted on, and the dev rows that they predict: features, or coordinates of the space of the training rows.
+
+    train, dev: (n, width) and (m, width). without_folds: the rows of `VariantRows.without_folds`, each in coordinates of their own. parts:
+    the matrices of the features of the training rows, which are side by side.
+    """
+
+    train: Any
+    dev: Any
+    without_folds: tuple[FloatArray, ...] = ()
+    coordinates: Coordinates | None = None
+    parts: tuple[Any, ...] = ()
+
+    def restore(self, fitted: Coefficients) -> Coefficients:
+        """Convert a model that was fitted on `train` to one of the features."""
+        return fitted if self.coordinates is None else self.coordinates.restore(fitted, *self.parts)
 
 
 class TaskFeatures:
@@ -352,28 +367,29 @@ def refit(
     assert isinstance(model.setting, Setting), "naive Bayes reads passages as well"
     whole = replace(task, train=(*task.train, *task.dev), dev=task.dev[:1])
     learned, weights = (whole.with_label_texts, None) if with_unlabelled is None else with_unlabelled(whole)
-    setting, solver = model.setting, solver_of(task, seed=seed)
-    _, rows, span = in_features_of(model, learned, seed=seed, weights=weights)
-    coordinates, targets = span.coordinates, solver.targets(learned)[rows.kept]
-    row_weights = None if weights is None else weights[rows.kept]
-    fitter = solver.fitter(coordinates.rows, targets, setting, row_weights)
-    coefficients = coordinates.restore(fitter(setting.c), *rows.train_parts(setting.vector_weight))
+    again = Refitting(model, model.setting, learned, seed=seed, weights=weights)
     (adjustment,) = logit_adjustments(whole, (model.tau,)).values()
-    return replace(model, ngrams=rows.ngrams, coefficients=coefficients, adjustment=adjustment)
+    return again.model_of(again.fit(model.setting.c), adjustment=adjustment)
 
 
-def in_features_of(
-    model: LinearModel, learned: Task, *, seed: int, weights: FloatArray | None = None
-) -> tuple[TaskFeatures, VariantRows, Span]:
-    """Return the features of a task under the variant, markers and text vectors of a model, and its training rows in coordinates.
+class Refitting:
+    """Fits a model again on the training texts of a task, in its variant, markers and text vectors.
 
-    weights: of the training texts, (n,); None = 1.
+    solver, features, targets, rows, matrices: of these texts. fit: from C to coefficients in coordinates.
     """
-    assert isinstance(model.setting, Setting), "naive Bayes has no text vectors"
-    vectors = None if model.vectors is None else CorpusVectors(model.vectors, model.vectors)
-    features = TaskFeatures(learned, vectors, seed=seed, markers=model.ngrams.markers, weights=weights)
-    rows = features.rows(model.ngrams.variant)
-    return features, rows, Spans(rows).of(model.setting.vector_weight)
+
+    def __init__(self, model: LinearModel, setting: Setting, learned: Task, *, seed: int, weights: FloatArray | None = None) -> None:
+        """weights: of the training texts, (n,); None = 1."""
+        self._model, self.solver = model, solver_of(learned, seed=seed)
+        vectors = None if model.vectors is None else CorpusVectors(model.vectors, model.vectors)
+        self.features = TaskFeatures(learned, vectors, seed=seed, markers=model.ngrams.markers, weights=weights)
+        self.targets, self.rows = self.solver.targets(learned), self.features.rows(model.ngrams.variant)
+        self.matrices, kept = Spans(self.rows).of(setting.vector_weight), self.rows.kept
+        self.fit = self.solver.fitter(self.matrices.train, self.targets[kept], setting, None if weights is None else weights[kept])
+
+    def model_of(self, fitted: Coefficients, **changed: Any) -> LinearModel:
+        """Return the model with what `fit` returned, and with other values of these fields."""
+        return replace(self._model, ngrams=self.rows.ngrams, coefficients=self.matrices.restore(fitted), **changed)
 
 
 def in_coordinates(setting: Setting, texts: int, outputs: int) -> bool:
@@ -456,10 +472,10 @@ class _Fitted:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Started:
-    """A setting that is being fitted with several C, in order. coordinates: None if it is fitted on sparse matrices."""
+    """A setting that is being fitted with several C, in order."""
 
     rows: VariantRows
-    coordinates: Coordinates | None
+    matrices: Matrices
     growing: bool
     wait: Callable[[], list[_Fitted]]
 
@@ -531,15 +547,13 @@ class _Search:
 
         growing: on all rows, with growing C as long as the dev score grows and is not far below the best.
         """
-        coordinates: Coordinates | None = None
         if growing and not in_coordinates(setting, len(rows.kept), self._solver.outputs):
             self._make_room(rows.values)
-            matrices: tuple[Any, Any, Sequence[Any]] = (*rows.matrices(setting.vector_weight), ())
+            matrices = rows.matrices(setting.vector_weight)
         else:
-            span = self._span(rows, setting.vector_weight)
-            coordinates, matrices = span.coordinates, (span.coordinates.rows, span.dev, span.without_folds)
+            matrices = self._in_coordinates(rows, setting.vector_weight)
         fits = self._workers.start(lambda: self._fit(rows, matrices, setting, grid, growing=growing))
-        self._started.append(_Started(rows, coordinates, growing, fits))
+        self._started.append(_Started(rows, matrices, growing, fits))
 
     def collect(self) -> None:
         """Wait for all models that were started, and compare them."""
@@ -552,13 +566,12 @@ class _Search:
                     break  # another thread fitted more before it could know
                 last = score
 
-    def _span(self, rows: VariantRows, vector_weight: float) -> Span:
-        """The training rows in coordinates. What the last call computed is shared with this one where the rows are the same."""
-        if self._spans is None or self._spans.rows is not rows or not self._spans.holds(vector_weight):
-            self._make_room(len(rows.kept) * (len(rows.kept) + rows.dev.shape[0]))
+    def _in_coordinates(self, rows: VariantRows, vector_weight: float) -> Matrices:
+        """The rows in coordinates. What the last call computed is shared with this one where the rows are the same."""
         if self._spans is None or self._spans.rows is not rows:
-            self._spans = None  # frees its matrices first
-            self._spans = Spans(rows)
+            self._spans = Spans(rows)  # frees the matrices of other rows
+        if not self._spans.holds(vector_weight):
+            self._make_room(len(rows.kept) * (len(rows.kept) + rows.dev.shape[0]))
         return self._spans.of(vector_weight)
 
     def _make_room(self, values: int) -> None:
@@ -566,23 +579,20 @@ class _Search:
         if values > MAX_KEPT_VALUES or not self._workers.parallel:
             self.collect()
 
-    def _fit(
-        self, rows: VariantRows, matrices: tuple[Any, Any, Sequence[Any]], setting: Setting, grid: Sequence[float], *, growing: bool
-    ) -> list[_Fitted]:
-        """Fit the training rows with each C. matrices: these and the dev rows, and the training rows for each held-out fold.
+    def _fit(self, rows: VariantRows, matrices: Matrices, setting: Setting, grid: Sequence[float], *, growing: bool) -> list[_Fitted]:
+        """Fit the training rows with each C.
 
         Runs in a thread of the pool. The best score so far is a lower bound of the one that `collect` compares with, so that no model is
         missing that `collect` reads.
         """
-        train, dev, without_folds = matrices
-        fitter, models, last = self._solver.fitter(train, self._targets[rows.kept], setting), list[_Fitted](), -math.inf
-        of_folds = without_folds or [train] * len(self._held_out)
-        folds = zip(of_folds, self._held_out, strict=True)
+        fitter = self._solver.fitter(matrices.train, self._targets[rows.kept], setting)
+        folds = zip(matrices.without_folds or [matrices.train] * len(self._held_out), self._held_out, strict=True)
         predictors = [fold_predictor(self._solver, each, self._targets, inside, setting) for each, inside in folds]
+        models, last = list[_Fitted](), -math.inf
         for c in grid:
             self._workers.go_on()
             coefficients = fitter(c)
-            scores, held_out = coefficients.scores(dev), [predict(c) for predict in predictors]
+            scores, held_out = coefficients.scores(matrices.dev), [predict(c) for predict in predictors]
             if self._dev_numbers is not None:  # a strong regularization suits correlations, and shrinks all numbers towards their mean
                 line = calibrate_numbers(scores, self._dev_numbers)
                 scale = np.float32(line.scale)
@@ -603,29 +613,14 @@ class _Search:
         return score <= last or score < best - _FAR_BELOW
 
     def _add(self, started: _Started, fitted: _Fitted) -> float:
-        rows, coordinates, setting = started.rows, started.coordinates, fitted.setting
-        candidate = self.dev.add(rows.ngrams.variant, setting, fitted.dev)
+        candidate = self.dev.add(started.rows.ngrams.variant, fitted.setting, fitted.dev)
         if candidate is self.dev.best:
-            parts = rows.train_parts(setting.vector_weight)
-            restored = fitted.coefficients if coordinates is None else coordinates.restore(fitted.coefficients, *parts)
-            self._best = rows, restored, fitted.held_out
+            self._best = started.rows, started.matrices.restore(fitted.coefficients), fitted.held_out
         return candidate.score
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Span:
-    """Training rows in coordinates of the space that they span, and the dev rows in these coordinates, (m, n).
-
-    without_folds: the training rows of `VariantRows.without_folds`, each in coordinates of their own, (n, n).
-    """
-
-    coordinates: Coordinates
-    dev: FloatArray
-    without_folds: tuple[FloatArray, ...]
-
-
 class Spans:
-    """`Span` of the rows of one variant for any weight of text vectors; the last one is kept.
+    """The rows of one variant in coordinates, (n, n) and (m, n), with any weight of text vectors; the last ones are kept.
 
     The inner products of rows with text vectors of weight w beside them are those of the rows of n-grams, which are computed once, and w^2
     times those of the vectors.
@@ -634,22 +629,23 @@ class Spans:
     def __init__(self, rows: VariantRows) -> None:
         self.rows = rows
         self._products: list[FloatArray] | None = None  # of the rows of n-grams, if they are needed again
-        self._last: tuple[float, Span] | None = None
+        self._last: tuple[float, Matrices] | None = None
 
     def holds(self, vector_weight: float) -> bool:
         """Return True if `of` need not compute it."""
         return self._last is not None and self._last[0] == vector_weight
 
-    def of(self, vector_weight: float) -> Span:
+    def of(self, vector_weight: float) -> Matrices:
         """The rows with text vectors of this weight."""
         if self._last is not None and self._last[0] == vector_weight:
             return self._last[1]
         self._last = None  # frees its matrices first
         dev, train, *without_folds = self._inner_products(vector_weight)
-        coordinates = Coordinates.of(train)
-        span = Span(coordinates, coordinates.transform(dev), tuple(Coordinates.of(each).rows for each in without_folds))
-        self._last = vector_weight, span
-        return span
+        coordinates, of_folds = Coordinates.of(train), tuple(Coordinates.of(each).rows for each in without_folds)
+        parts = (self.rows.train,) if self.rows.vectors is None else (self.rows.train, np.float32(vector_weight) * self.rows.vectors[0])
+        matrices = Matrices(coordinates.rows, coordinates.transform(dev), of_folds, coordinates, parts)
+        self._last = vector_weight, matrices
+        return matrices
 
     def _inner_products(self, vector_weight: float) -> list[FloatArray]:
         """Return the inner products of dev rows with training rows, (m, n), of the training rows, and of those without each fold, (n, n);

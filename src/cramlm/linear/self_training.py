@@ -25,14 +25,14 @@ from cramlm.linear.fit import (
     Candidate,
     DevCandidates,
     LinearFit,
+    Refitting,
     SearchSpace,
     decisive_folds,
     has_too_many_characters,
-    in_features_of,
     sample_texts,
 )
 from cramlm.linear.model import LinearModel, beside
-from cramlm.linear.solvers import Coordinates, inner_products, on_one_blas_thread, solver_of
+from cramlm.linear.solvers import Coordinates, inner_products, on_one_blas_thread
 from cramlm.linear.teacher import Teacher, align_distribution, label_counts
 from cramlm.records import Emit, Event, FloatArray, IntArray, Task, silent
 
@@ -119,13 +119,11 @@ class _SelfTraining:
     def __init__(self, fit: LinearFit, learned: Task, weights: FloatArray, task: Task, space: SearchSpace) -> None:
         """learned: the task whose training texts are those of `task`, its label texts and the unlabelled ones. weights: of them, (n,)."""
         assert isinstance(fit.model.setting, Setting)
-        self._model, self._task, self._space, self._weights = fit.model, task, space, weights
-        self._solver, self._before = solver_of(task, seed=space.seed), fit.model.setting
+        self._task, self._space, self._before, self._adjustment = task, space, fit.model.setting, fit.model.adjustment
         self._setting = replace(self._before, unlabelled_weight=UNLABELLED_WEIGHT)
-        self._targets = self._solver.targets(learned)
-        self._features, self._rows, self._span = in_features_of(fit.model, learned, seed=space.seed, weights=weights)
+        self._again = Refitting(fit.model, self._setting, learned, seed=space.seed, weights=weights)
         # Folds are of all training texts; of too many characters a sample is fitted.
-        all_kept = len(self._rows.kept) == len(learned.train)
+        all_kept = len(self._again.rows.kept) == len(learned.train)
         self._folds = decisive_folds(task) if len(fit.held_out.rows) and all_kept else []
         nothing = HeldOut(np.zeros(0, dtype=np.int64), np.zeros((0, len(task.labels)), dtype=np.float32))
         self.held_out = fit.held_out if self._folds else nothing
@@ -134,53 +132,46 @@ class _SelfTraining:
 
     def best(self) -> tuple[LinearModel, Candidate[Setting], FloatArray]:
         """Return the model of the lowest calibrated loss on the texts that decide, and its outputs for these texts, (n, labels)."""
-        task, kept = self._task, self._rows.kept
-        fitter = self._solver.fitter(self._span.coordinates.rows, self._targets[kept], self._setting, self._weights[kept])
+        again = self._again
         predictors = [self._fold_predictor(fold) for fold in self._folds]
         chosen, lowest = None, math.inf
         for c in sorted(self._space.c):
-            coefficients = fitter(c)
-            of_dev = self._solver.logits(self._setting.scheme, coefficients.scores(self._span.dev))
+            coefficients = again.fit(c)
+            of_dev = again.solver.logits(self._setting.scheme, coefficients.scores(again.matrices.dev))
             logits = np.concatenate([of_dev, *(predict(c) for predict in predictors)])
-            candidate = self.dev.add(self._rows.ngrams.variant, replace(self._setting, c=c), self.dev.scored(logits))
-            outputs = KINDS[task.kind].outputs(logits + self.dev.adjustment(candidate))
+            candidate = self.dev.add(again.rows.ngrams.variant, replace(self._setting, c=c), self.dev.scored(logits))
+            outputs = KINDS[self._task.kind].outputs(logits + self.dev.adjustment(candidate))
             if (loss := calibrate_on_dev(self.whole, outputs, metric=self._space.metric).loss) < lowest:
                 chosen, lowest = (candidate, coefficients, outputs), loss
         assert chosen is not None, "there is at least one C"
         candidate, coefficients, outputs = chosen
-        restored = self._span.coordinates.restore(coefficients, *self._rows.train_parts(self._setting.vector_weight))
-        trained = replace(
-            self._model,
-            ngrams=self._rows.ngrams,
-            coefficients=restored,
-            setting=candidate.setting,
-            adjustment=self.dev.adjustment(candidate),
-            tau=candidate.tau,
-        )
-        return trained, candidate, outputs
+        adjustment = self.dev.adjustment(candidate)
+        return again.model_of(coefficients, setting=candidate.setting, adjustment=adjustment, tau=candidate.tau), candidate, outputs
 
     def _fold_predictor(self, fold: IntArray) -> Callable[[float], FloatArray]:
         """Return a function from C to the logits of a fold by a model of the other folds and the unlabelled texts.
 
         The model before self-training, fitted without the fold, labels the unlabelled texts; the other linear models learned from the fold.
         """
-        count, texts = len(self._task.with_label_texts.train), np.arange(len(self._targets))
+        solver, targets, count = self._again.solver, self._again.targets, len(self._task.with_label_texts.train)
+        texts = np.arange(len(targets))
         inside, unlabelled = np.isin(texts, fold), texts >= count
-        rows = self._without(fold, self._targets, (~unlabelled).astype(np.float32))
+        rows = self._without(fold, targets, (~unlabelled).astype(np.float32))
         labelled = Coordinates.of(inner_products(rows[:count], rows[:count]))
         of_all = np.concatenate([labelled.rows, labelled.transform(inner_products(rows[count:], rows[:count]))])
-        label = fold_predictor(self._solver, of_all, self._targets, inside | unlabelled, self._before)
-        logits = label(self._before.c)[len(fold) :] + self._model.adjustment
+        label = fold_predictor(solver, of_all, targets, inside | unlabelled, self._before)
+        logits = label(self._before.c)[len(fold) :] + self._adjustment
         labels, weights = _labels_with_weights(KINDS[self._task.kind].outputs(logits), self._task)
-        targets = np.concatenate([self._targets[:count], labels])
+        targets = np.concatenate([targets[:count], labels])
         rows = self._without(fold, targets, weights)
         in_coordinates = Coordinates.of(inner_products(rows, rows)).rows
-        return fold_predictor(self._solver, in_coordinates, targets, inside, self._setting, weights)
+        return fold_predictor(solver, in_coordinates, targets, inside, self._setting, weights)
 
     def _without(self, fold: IntArray, targets: IntArray, weights: FloatArray) -> Any:
         """Return the matrix of all texts, CSR (n, features), whose weights of terms do not depend on the labels of a fold."""
-        rows = self._features.without(self._rows.ngrams.variant, fold, targets, weights)
-        return rows if self._rows.vectors is None else beside(rows, self._rows.vectors[0], self._setting.vector_weight)
+        known = self._again.rows
+        rows = self._again.features.without(known.ngrams.variant, fold, targets, weights)
+        return rows if known.vectors is None else beside(rows, known.vectors[0], self._setting.vector_weight)
 
 
 def with_unlabelled(task: Task, teacher: Teacher, *, seed: int) -> tuple[Task, FloatArray]:
