@@ -161,7 +161,7 @@ def test_models_with_equal_terms_share_the_frequencies_of_texts_and_have_weights
     texts = TextMatrices(texts_of(5, 6))
     assert texts.frequencies(vocabulary) is texts.frequencies(equal)
     for each in (vocabulary, equal, *others):
-        assert (texts.of(each) != each.transform(texts_of(5, 6))).nnz == 0
+        assert (each.weigh(texts.frequencies(each)) != each.transform(texts_of(5, 6))).nnz == 0
     for other in others:
         assert texts.frequencies(other) is not texts.frequencies(vocabulary)
 

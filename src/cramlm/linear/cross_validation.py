@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from cramlm.linear.files import Setting
 from cramlm.linear.solvers import Solver
@@ -59,6 +58,10 @@ def fold_predictor(
 ) -> Callable[[float], FloatArray]:
     """Return a function from C to the logits, (fold, outputs), of the rows `inside` a fold by a model that was fitted on the other rows.
 
+    The prior odds of the others are replaced by those of all rows. Removing a fold makes the labels that are frequent in it rarer among the
+    others. The intercepts follow these frequencies, which lowers the probability of each text's own label; with strong regularization this
+    effect is larger than that of the words.
+
     rows: a matrix (n, features), dense or CSR. targets: of all rows. inside: (n,). setting: its C is not read. weights: of the rows, (n,);
     None = 1.
     """
@@ -66,16 +69,7 @@ def fold_predictor(
     fitter = solver.fitter(rows[~inside], targets[~inside], setting, outside)
     correction = np.zeros(solver.outputs, dtype=np.float32)
     if setting.class_weights == "uniform":
-        correction = _prior_correction(solver.prior_odds(targets, weights), solver.prior_odds(targets[~inside], outside))
+        whole, others = solver.prior_odds(targets, weights), solver.prior_odds(targets[~inside], outside)
+        ratio = np.divide(whole, others, out=np.ones(len(whole)), where=(whole > 0) & (others > 0))
+        correction = np.log(ratio).astype(np.float32)
     return lambda c: solver.logits(setting.scheme, fitter(c).scores(rows[inside])) + correction
-
-
-def _prior_correction(whole: npt.NDArray[np.float64], outside: npt.NDArray[np.float64]) -> FloatArray:
-    """Logits, (labels,), that replace the prior odds of the texts outside a fold by those of all training texts.
-
-    Removing a fold makes the labels that are frequent in it rarer among the other texts. The intercepts follow these frequencies, which
-    lowers the probability of each text's own label; with strong regularization this effect is larger than that of the words.
-    """
-    ratio = np.divide(whole, outside, out=np.ones(len(whole)), where=(whole > 0) & (outside > 0))
-    correction: FloatArray = np.log(ratio).astype(np.float32)
-    return correction

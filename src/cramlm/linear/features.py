@@ -22,9 +22,9 @@ import re
 import unicodedata
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, assert_never
 
 import numpy as np
 import numpy.typing as npt
@@ -143,10 +143,6 @@ class TextMatrices:
         self._known.append((vocabulary, frequencies))
         return frequencies
 
-    def of(self, vocabulary: Vocabulary) -> Any:
-        """As `Vocabulary.transform`."""
-        return vocabulary.weigh(self.frequencies(vocabulary))
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ngrams:
@@ -157,7 +153,7 @@ class Ngrams:
 
     def transform(self, texts: TextMatrices) -> Any:
         """Return the matrix of texts, scipy CSR float32 (texts, features)."""
-        return join([texts.of(part) for part in self.parts])
+        return join([part.weigh(texts.frequencies(part)) for part in self.parts])
 
     @property
     def markers(self) -> Markers | None:
@@ -222,16 +218,24 @@ def _count(
     markers: those between segments. least: terms in fewer texts may be left out.
     """
     columns = None if vocabulary is None else vocabulary.columns
-    if kind == "segments":
-        assert markers is not None, "segments lie between markers"
-        return count_terms((_segment_terms(markers, text) for text in texts), columns, least=least)
-    if kind == "unigrams":
-        return count_words(texts, columns)
-    if kind != "characters":
-        return count_terms(map(_TERMS[kind], texts), columns, least=least)
-    of_words, words = count_terms((text.lower().split() for text in texts), None)
-    of_ngrams, ngrams = _count_ngrams(words, vocabulary)
-    return of_words @ of_ngrams, ngrams
+    match kind:
+        case "unigrams":
+            return count_words(texts, columns)
+        case "characters":
+            of_words, words = count_terms((text.lower().split() for text in texts), None)
+            of_ngrams, ngrams = _count_ngrams(words, vocabulary)
+            return of_words @ of_ngrams, ngrams
+        case "words":
+            find = re.compile(word_pattern()).findall
+            terms = (_with_pairs(find(text.lower())) for text in texts)
+        case "tokens":
+            terms = (_with_pairs(split_runs(text)) for text in texts)
+        case "segments":
+            assert markers is not None, "segments lie between markers"
+            terms = (_segment_terms(markers, text) for text in texts)
+        case _:
+            assert_never(kind)
+    return count_terms(terms, columns, least=least)
 
 
 def _count_ngrams(words: Sequence[str], vocabulary: Vocabulary | None) -> tuple[Any, Sequence[str]]:
@@ -308,14 +312,6 @@ def _with_pairs(tokens: Sequence[str]) -> list[str]:
     return [*tokens, *map(" ".join, itertools.pairwise(tokens))]
 
 
-def _word_terms(text: str) -> list[str]:
-    return _with_pairs(_find_words()(text.lower()))
-
-
-def _token_terms(text: str) -> list[str]:
-    return _with_pairs(split_runs(text))
-
-
 def _segment_terms(markers: Markers, text: str) -> list[str]:
     """Words, pairs of words and the number of words of each segment, each with the markers around it."""
     terms: list[str] = []
@@ -335,9 +331,6 @@ def _shared_terms(markers: Markers, text: str) -> list[str]:
     return [*(f"both {word}" for word in sorted(one & other)), f"both {share}0 %"]
 
 
-_TERMS: Final[Mapping[Terms, Callable[[str], list[str]]]] = {"words": _word_terms, "tokens": _token_terms}
-
-
 def character_ngrams(word: str) -> list[str]:
     """Return the n-grams of a word with a space on either side, as scikit-learn's analyzer `char_wb` counts them.
 
@@ -350,8 +343,3 @@ def character_ngrams(word: str) -> list[str]:
         if size >= len(padded):
             break
     return ngrams
-
-
-@functools.cache
-def _find_words() -> Callable[[str], list[str]]:
-    return re.compile(word_pattern()).findall

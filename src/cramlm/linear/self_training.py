@@ -125,8 +125,7 @@ class _SelfTraining:
         # Folds are of all training texts; of too many characters a sample is fitted.
         all_kept = len(self._again.rows.kept) == len(learned.train)
         self._folds = decisive_folds(task) if len(fit.held_out.rows) and all_kept else []
-        nothing = HeldOut(np.zeros(0, dtype=np.int64), np.zeros((0, len(task.labels)), dtype=np.float32))
-        self.held_out = fit.held_out if self._folds else nothing
+        self.held_out = fit.held_out if self._folds else HeldOut(fit.held_out.rows[:0], fit.held_out.outputs[:0])
         rows = self.held_out.rows.tolist()
         self.whole, self.dev = task.with_training_in_dev(rows), DevCandidates[Setting](task, space.metric, rows)
 
