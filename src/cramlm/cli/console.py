@@ -46,96 +46,71 @@ def show_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]])
     console.print(table)
 
 
-class _StageTimes:
-    """When each running stage started: first, for its duration, and last, for its speed; a deeper search starts the selection again."""
-
-    def __init__(self) -> None:
-        self._first: dict[str, float] = {}
-        self._last: dict[str, float] = {}
-
-    def start(self, stage: str, now: float) -> None:
-        if stage == "task":  # a run begins; of one before that failed, a stage may not have ended
-            self._first.clear()
-        self._first.setdefault(stage, now)
-        self._last[stage] = now
-
-    def since_last_start(self, stage: str, now: float) -> float:
-        """Return seconds; 0 for a stage that has not started."""
-        return now - self._last.get(stage, now)
-
-    def end(self, stage: str, now: float) -> float:
-        """Return the seconds since the first start, 0 for a stage that has not started, and forget the stage."""
-        return now - self._first.pop(stage, now)
-
-
 class ProgressLines:
     """Prints a line per event, progress events of a stage at most every `PLAIN_INTERVAL` seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._stages = _StageTimes()
+        self._first: dict[str, float] = {}  # when each running stage started, for its duration
+        self._last: dict[str, float] = {}  # and for its speed: a deeper search starts the selection again
         self._shown: dict[str, float] = {}
 
     def __call__(self, event: Event) -> None:
-        now = self._clock()
+        now, stage = self._clock(), event.stage
         match event.kind:
             case "start":
-                self._stages.start(event.stage, now)
-                self._shown[event.stage] = now
-                _line(event.stage, event.message or "started")
+                if stage == "task":  # a run begins; of one before that failed, a stage may not have ended
+                    self._first.clear()
+                self._first.setdefault(stage, now)
+                self._last[stage] = self._shown[stage] = now
+                self._start(event)
             case "progress":
-                if now - self._shown.get(event.stage, 0.0) >= PLAIN_INTERVAL:
-                    self._shown[event.stage] = now
-                    _line(event.stage, _progress_text(event, self._stages.since_last_start(event.stage, now)))
+                self._progress(event, now, now - self._last.get(stage, now))
             case "done":
-                seconds = self._stages.end(event.stage, now)
-                _line(event.stage, f"{event.message or 'done'} ({seconds:.1f} s)")
+                self._line("green", stage, f"{event.message or 'done'} ({now - self._first.pop(stage, now):.1f} s)")
             case "step":
                 pass
             case "warning":
-                _line(event.stage, f"warning: {event.message}")
+                self._line("yellow", stage, f"warning: {event.message}")
             case "plan" | "up_to_date" | "stale" | "note" | "evaluation":
-                _line(event.stage, event.message)
+                self._line("cyan", stage, event.message)
+
+    def _start(self, event: Event) -> None:
+        self._line("", event.stage, event.message or "started")
+
+    def _progress(self, event: Event, now: float, elapsed: float) -> None:
+        """elapsed: seconds since the last start of the stage; 0 if it has not started."""
+        if now - self._shown.get(event.stage, 0.0) >= PLAIN_INTERVAL:
+            self._shown[event.stage] = now
+            self._line("", event.stage, _progress_text(event, elapsed))
+
+    def _line(self, colour: str, stage: str, message: str) -> None:
+        print(f"{stage:>16}  {message}", file=sys.stderr, flush=True)
 
 
-class ProgressBars:
-    """Shows a progress bar for each running stage and prints a line above the bars for each finished one."""
+class ProgressBars(ProgressLines):
+    """Shows a progress bar for each running stage, and prints the other lines above the bars."""
 
-    def __init__(self, progress: Progress, clock: Callable[[], float] = time.monotonic) -> None:
-        self._progress = progress
-        self._clock = clock
-        self._bars: dict[str, TaskID] = {}
-        self._stages = _StageTimes()
+    def __init__(self, bars: Progress, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(clock)
+        self._bars = bars
+        self._bar_of: dict[str, TaskID] = {}
 
     def __call__(self, event: Event) -> None:
-        now = self._clock()
-        match event.kind:
-            case "start":
-                self._stages.start(event.stage, now)
-                self._remove_bar(event.stage)  # of a stage that starts again, such as a deeper search
-                self._bars[event.stage] = self._progress.add_task(event.stage, total=event.total, rate="")
-            case "progress":
-                if (bar := self._bars.get(event.stage)) is not None:
-                    elapsed = self._stages.since_last_start(event.stage, now)
-                    rate = f"{event.done / elapsed:,.0f} {event.unit}/s" if elapsed > 0.5 else ""
-                    self._progress.update(bar, completed=event.done, total=event.total, rate=event.message or rate)
-            case "done":
-                seconds = self._stages.end(event.stage, now)
-                self._remove_bar(event.stage)
-                self._print("green", event.stage, f"{event.message or 'done'} ({seconds:.1f} s)")
-            case "step":
-                pass
-            case "warning":
-                self._print("yellow", event.stage, f"warning: {event.message}")
-            case "plan" | "up_to_date" | "stale" | "note" | "evaluation":
-                self._print("cyan", event.stage, event.message)
+        if event.kind in ("start", "done") and (bar := self._bar_of.pop(event.stage, None)) is not None:
+            self._bars.remove_task(bar)  # also of a stage that starts again
+        super().__call__(event)
 
-    def _remove_bar(self, stage: str) -> None:
-        if (bar := self._bars.pop(stage, None)) is not None:
-            self._progress.remove_task(bar)
+    def _start(self, event: Event) -> None:
+        self._bar_of[event.stage] = self._bars.add_task(event.stage, total=event.total, rate="")
 
-    def _print(self, colour: str, stage: str, message: str) -> None:
-        self._progress.console.print(Text.assemble((f"{stage:>16} ", f"bold {colour}"), message), highlight=False)
+    def _progress(self, event: Event, now: float, elapsed: float) -> None:
+        if (bar := self._bar_of.get(event.stage)) is not None:
+            rate = f"{event.done / elapsed:,.0f} {event.unit}/s" if elapsed > 0.5 else ""
+            self._bars.update(bar, completed=event.done, total=event.total, rate=event.message or rate)
+
+    def _line(self, colour: str, stage: str, message: str) -> None:
+        self._bars.console.print(Text.assemble((f"{stage:>16} ", f"bold {colour}"), message), highlight=False)
 
 
 def _columns() -> Progress:
@@ -156,10 +131,6 @@ def _progress_text(event: Event, elapsed: float) -> str:
     rate = event.done / elapsed if elapsed > 0 else 0.0
     left = f", {(event.total - event.done) / rate:.0f} s left" if event.total and rate > 0 and event.done < event.total else ""
     return f"{event.done:,.0f}{share} {event.unit}{', ' + event.message if event.message else ''}{left}"
-
-
-def _line(stage: str, message: str) -> None:
-    print(f"{stage:>16}  {message}", file=sys.stderr, flush=True)
 
 
 def summary_header(scores: Mapping[str, Any]) -> list[str]:
