@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, assert_never
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final, Literal, assert_never
 
 import typer
 
@@ -377,7 +377,7 @@ def embed(
     from cramlm.inference.folders import model_of
     from cramlm.inference.predictor import load_predictor
     from cramlm.linear.files import is_linear
-    from cramlm.storage.artifacts import publish_pieces, refuse_output
+    from cramlm.storage.artifacts import publish_written, refuse_output
 
     refuse_output(out, file)
     folder = model_of(model)
@@ -385,8 +385,8 @@ def embed(
     examples = read_examples(file, _texts_format(folder, text_column, text_pair_column, id_column))
     vectors = text_vectors(examples, predictor, normalize=normalize)
     first = next(vectors)
-    write = npy_pieces if ending == ".npy" else parquet_pieces
-    publish_pieces(out, write(itertools.chain([first], vectors), [example.id for example in examples], width=first.shape[1]))
+    write = write_npy if ending == ".npy" else write_parquet
+    publish_written(out, partial(write, itertools.chain([first], vectors), [example.id for example in examples], first.shape[1]))
     print(f"{counted(len(examples), 'vector')} of {first.shape[1]} numbers: {out}")
 
 
@@ -403,50 +403,29 @@ def text_vectors(examples: Sequence[Example], predictor: AnyPredictor, *, normal
         yield unit_vectors(vectors) if normalize else vectors
 
 
-def npy_pieces(vectors: Iterable[FloatArray], ids: Sequence[str], *, width: int) -> Iterator[bytes]:
-    """Yield the content of the .npy file of vectors, (len(ids), width)."""
+def write_npy(vectors: Iterable[FloatArray], ids: Sequence[str], width: int, file: BinaryIO) -> None:
+    """Write the content of the .npy file of vectors, (len(ids), width)."""
     import numpy as np
 
     from cramlm.storage.arrays import array_header
 
-    yield array_header(np.float32, (len(ids), width))
+    file.write(array_header(np.float32, (len(ids), width)))
     for some in vectors:
-        yield some.tobytes()
+        file.write(some.tobytes())
 
 
-def parquet_pieces(vectors: Iterable[FloatArray], ids: Sequence[str], *, width: int) -> Iterator[bytes]:
-    """Yield the content of a parquet file with the columns id (string) and embedding (list of `width` float32)."""
+def write_parquet(vectors: Iterable[FloatArray], ids: Sequence[str], width: int, file: BinaryIO) -> None:
+    """Write the content of a parquet file with the columns id (string) and embedding (list of `width` float32)."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     schema = pa.schema({"id": pa.string(), "embedding": pa.list_(pa.float32(), width)})
-    pieces, done = _Pieces(), 0
-    with pq.ParquetWriter(pieces, schema, use_dictionary=False) as writer:  # neither ids nor vectors repeat
+    done = 0
+    with pq.ParquetWriter(file, schema, use_dictionary=False) as writer:  # neither ids nor vectors repeat
         for some in vectors:
             column = pa.FixedSizeListArray.from_arrays(pa.array(some.ravel()), width)
             writer.write_table(pa.table([pa.array(ids[done : done + len(some)], pa.string()), column], schema=schema))
             done += len(some)
-            yield pieces.taken()
-    yield pieces.taken()
-
-
-class _Pieces(io.RawIOBase):
-    """A file to write that holds only what was written since the last `taken`."""
-
-    def __init__(self) -> None:
-        self._held = bytearray()
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, content: Any) -> int:
-        self._held += content
-        return len(content)
-
-    def taken(self) -> bytes:
-        content = bytes(self._held)
-        self._held.clear()
-        return content
 
 
 def label_next(

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 from cramlm.errors import ArtifactError, CramError, EnvironmentFault, UsageError
 from cramlm.storage.locks import (
@@ -123,28 +123,28 @@ def publish_file(target: Path, content: bytes) -> None:
 
     What is no regular file, like a pipe or /dev/null, is written directly instead of being replaced.
     """
-    publish_pieces(target, (content,))
+    publish_written(target, lambda file: file.write(content))
 
 
 def publish_lines(target: Path, lines: Iterable[str]) -> None:
     """As `publish_file`, for lines of text, of which one at a time is in memory."""
-    publish_pieces(target, (line.encode() for line in lines))
+    publish_written(target, lambda file: file.writelines(line.encode() for line in lines))
 
 
-def publish_pieces(target: Path, pieces: Iterable[bytes]) -> None:
-    """As `publish_file`, for the content in pieces, of which one at a time is in memory."""
+def publish_written(target: Path, write: Callable[[BinaryIO], object]) -> None:
+    """As `publish_file`, for what `write` writes to a file."""
     assert not CHECKING.get(), f"{target}: a check publishes nothing"
     with environment_faults(target):
         if target.exists() and not target.is_file() and not target.is_dir():
             with target.open("wb") as file:
-                file.writelines(pieces)
+                write(file)
             return
         target = _behind_links(target)
         make_folder(target.parent)
         remove_abandoned_files(target)
         with temporary_file(target) as (temporary, handle):
             with open(handle, "wb", closefd=False) as file:
-                file.writelines(pieces)
+                write(file)
             os.fsync(handle)
             temporary.replace(target)
             fsync(target.parent)
