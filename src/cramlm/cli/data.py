@@ -17,6 +17,7 @@ from cramlm.cli.options import (
     MOST_K1,
     NORM_HELP,
     OTHER_FORMATS,
+    ColumnOptions,
     Diacritics,
     DuplicatesOption,
     IdColumn,
@@ -25,8 +26,6 @@ from cramlm.cli.options import (
     LabelColumn,
     Norm,
     OnBadRowOption,
-    OptionalLabelColumn,
-    OptionalTextColumn,
     PairColumn,
     RayOption,
     RetrieverName,
@@ -75,11 +74,8 @@ def check(
     ] = False,
     as_json: JsonOption = False,
     store: StoreOption = None,
-    text_column: OptionalTextColumn = None,
-    label_column: OptionalLabelColumn = None,
-    text_pair_column: PairColumn = None,
-    kind: KindOption = None,
-    label_separator: SeparatorOption = None,
+    *,
+    columns: ColumnOptions,
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the corpus, like corpus.text_column=body.")
     ] = None,
@@ -110,9 +106,7 @@ def check(
         from cramlm.inference.predictor import kind_in
 
         trained = replace(columns_of(folder := model_of(model)), kind=kind_in(folder))
-    given = {"text_column": text_column, "label_column": label_column, "text_pair_column": text_pair_column}
-    given |= {"kind": kind, "label_separator": label_separator}
-    named: dict[str, Any] = {name: getattr(trained, name) if value is None else value for name, value in given.items()}
+    named: dict[str, Any] = {name: getattr(trained, name) if value is None else value for name, value in asdict(columns).items()}
     row_format = RowFormat.of(checked(lambda: TaskConfig(train=files[0], **named)))
     config = resolve_corpus_settings(corpus, set_) if corpus else None
     with console_events() as emit:

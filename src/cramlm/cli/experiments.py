@@ -25,21 +25,7 @@ from cramlm.cli.options import (
 from cramlm.cli.process import stop_on_signals
 from cramlm.errors import CramError, counted
 
-SeedsOption = Annotated[str, typer.Option("--seeds", metavar="N", help="Number of seeds; 3 means 1, 2 and 3.")]
-SeedList = Annotated[
-    list[int] | None, typer.Option("--seed", metavar="SEED", help="One seed, in place of --seeds; may be repeated.", rich_help_panel=METHOD)
-]
-LabelsOption = Annotated[str, typer.Option("--labels", metavar="LIST", help="Numbers of training rows, like 100,500,all.")]
-RestOption = Annotated[bool, typer.Option("--rest-unlabelled", help="Use the rows that --labels leaves out as --unlabelled.")]
-JobsOption = Annotated[int, typer.Option("--jobs", metavar="N", min=1, help="Runs in parallel, with equal shares of the cores.")]
-CheckpointOption = Annotated[
-    str | None,
-    typer.Option("--base-model", metavar="DIR", help="Checkpoint for recipes that need one, and tlm@init.", rich_help_panel=METHOD),
-]
-RunBudgetOption = Annotated[str | None, typer.Option("--budget", metavar="BUDGET", help="Of each run: time or operations, as in fit.")]
 RequiredTrain = Annotated[str, typer.Option("--train", metavar="FILE", help="Labelled texts, as in fit.")]
-ScoredTest = Annotated[str | None, typer.Option("--test", metavar="FILE", help="Labelled texts for the scores (default: dev scores).")]
-OutOption = Annotated[Path | None, typer.Option("-o", "--out", metavar="DIR", help="Folder (default: runs/TASK-COMMAND).")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,19 +33,27 @@ class GridOptions:
     """Options of `compare` and `ablate`."""
 
     dev: DevOption = None
-    test: ScoredTest = None
+    test: Annotated[str | None, typer.Option("--test", metavar="FILE", help="Labelled texts for the scores (default: dev scores).")] = None
     corpus: CorpusOption = None
     unlabelled: UnlabelledOption = None
-    base_model: CheckpointOption = None
-    budget: RunBudgetOption = None
+    base_model: Annotated[
+        str | None,
+        typer.Option("--base-model", metavar="DIR", help="Checkpoint for recipes that need one, and tlm@init.", rich_help_panel=METHOD),
+    ] = None
+    budget: Annotated[str | None, typer.Option("--budget", metavar="BUDGET", help="Of each run: time or operations, as in fit.")] = None
     preset: PresetOption = None
     set_: SetOption = None
-    seeds: SeedsOption = "3"
-    seed: SeedList = None
-    labels: LabelsOption = "all"
-    rest_unlabelled: RestOption = False
-    jobs: JobsOption = 1
-    out: OutOption = None
+    seeds: Annotated[str, typer.Option("--seeds", metavar="N", help="Number of seeds; 3 means 1, 2 and 3.")] = "3"
+    seed: Annotated[
+        list[int] | None,
+        typer.Option("--seed", metavar="SEED", help="One seed, in place of --seeds; may be repeated.", rich_help_panel=METHOD),
+    ] = None
+    labels: Annotated[str, typer.Option("--labels", metavar="LIST", help="Numbers of training rows, like 100,500,all.")] = "all"
+    rest_unlabelled: Annotated[bool, typer.Option("--rest-unlabelled", help="Use the rows that --labels leaves out as --unlabelled.")] = (
+        False
+    )
+    jobs: Annotated[int, typer.Option("--jobs", metavar="N", min=1, help="Runs in parallel, with equal shares of the cores.")] = 1
+    out: Annotated[Path | None, typer.Option("-o", "--out", metavar="DIR", help="Folder (default: runs/TASK-COMMAND).")] = None
     overwrite: OverwriteOption = False
     store: StoreOption = None
 

@@ -318,14 +318,20 @@ OptionalOnBadRow = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class RowOptions:
-    """Options that say how the rows of task files are read, by the names of `TaskConfig`; None leaves a setting as it is."""
+class ColumnOptions:
+    """Options for the columns of task files, by the names of `TaskConfig`; None leaves a setting as it is."""
 
     text_column: OptionalTextColumn = None
     label_column: OptionalLabelColumn = None
     text_pair_column: PairColumn = None
     kind: KindOption = None
     label_separator: SeparatorOption = None
+
+
+@dataclass(frozen=True, slots=True)
+class RowOptions(ColumnOptions):
+    """Options that say how the rows of task files are read."""
+
     on_bad_row: OptionalOnBadRow = None
 
 
