@@ -28,15 +28,12 @@ from cramlm.planning.budget import (
     MIN_TOKENS,
     PASSES_OVER_SELECTION,
     UNPLANNED_DOCUMENTS,
+    Planner,
     Sizes,
     Speed,
     drift,
     finetune_passes,
-    minimum_amount,
-    passes,
     passes_over_selection,
-    phase_amount,
-    plan_phases,
     plan_selection,
     row_length,
 )
@@ -57,7 +54,7 @@ SPEED = Speed(joint=10_000, finetune=12_000)
 def test_planned_phases_fill_the_time_and_never_exceed_it(seconds: float, rate: float) -> None:
     speed = Speed(joint=rate, finetune=1.2 * rate)
     try:
-        joint, finetune = plan_phases([joint_phase(), finetune_phase()], sizes=SIZES, speed=speed, amount=seconds, rows=128)
+        joint, finetune = Planner(SIZES, speed).plan([joint_phase(), finetune_phase()], amount=seconds, rows=128)
     except UsageError:
         assert seconds * rate < 22 * 4096 / 0.7 + 8 * SIZES.dev_tokens  # only a budget that buys fewer than 20 steps is refused
         return
@@ -72,17 +69,17 @@ def test_planned_phases_fill_the_time_and_never_exceed_it(seconds: float, rate: 
 def test_the_largest_budgets_can_be_planned(speed: Speed) -> None:
     small = [phase.model_copy(update={"batch_size": 1}) for phase in (joint_phase(), finetune_phase())]
     for amount in (MAX_SECONDS, MAX_FLOPS):
-        assert all(phase.steps for phase in plan_phases(small, sizes=SIZES, speed=speed, amount=amount, rows=128))
+        assert all(phase.steps for phase in Planner(SIZES, speed).plan(small, amount=amount, rows=128))
 
 
 def test_explicit_numbers_and_terms_are_kept_and_passes_become_steps() -> None:
     by_hand = {"steps": 7, "max_length": 64, "dropout": 0.3, "evaluate_every": 3}
     fixed = joint_phase().model_copy(update=by_hand)
-    planned, _ = plan_phases([fixed, finetune_phase()], sizes=SIZES, speed=SPEED, amount=300, rows=128)
+    planned, _ = Planner(SIZES, SPEED).plan([fixed, finetune_phase()], amount=300, rows=128)
     assert planned == fixed
     for terms in ((Classify(),), (Classify(label_smoothing=0.2),), (Classify(), Distil(on="task", weight=0.3))):
         phase = finetune_phase().model_copy(update={"passes": 2.0, "batch_size": 50, "terms": terms})
-        (planned,) = plan_phases([phase], sizes=SIZES, speed=SPEED, amount=None, rows=128)
+        (planned,) = Planner(SIZES, SPEED).plan([phase], amount=None, rows=128)
         assert (planned.steps, planned.terms) == (160, terms)
 
 
@@ -93,17 +90,17 @@ def test_explicit_numbers_and_terms_are_kept_and_passes_become_steps() -> None:
 )
 def test_phases_that_cannot_be_planned_are_refused(phases: list[PhaseConfig], amount: float | None, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        plan_phases(phases, sizes=SIZES, speed=SPEED, amount=amount, rows=128)
+        Planner(SIZES, SPEED).plan(phases, amount=amount, rows=128)
 
 
 def test_fewer_labels_get_more_passes_within_bounds_and_dropout_if_they_are_many() -> None:
     assert [finetune_passes(examples) for examples in (1, 100, 2000, 4000, 10**6)] == [60, 60, 20, 10, 10]
     few = Sizes(train_examples=100, labels=2, train_tokens=5_000, dev_tokens=5_000, test_tokens=0, external_tokens=500_000)
-    (often,) = plan_phases([finetune_phase()], sizes=few, speed=SPEED, amount=300, rows=128)
-    joint, seldom = plan_phases([joint_phase(), finetune_phase()], sizes=SIZES, speed=SPEED, amount=60, rows=128)
+    (often,) = Planner(few, SPEED).plan([finetune_phase()], amount=300, rows=128)
+    joint, seldom = Planner(SIZES, SPEED).plan([joint_phase(), finetune_phase()], amount=60, rows=128)
     assert (often.dropout, joint.dropout, seldom.dropout) == (DROPOUT, 0.0, 0.0)
-    ninety, _ = plan_phases([joint_phase(), finetune_phase()], sizes=few, speed=SPEED, amount=300, rows=128)
-    assert passes(ninety, few)["task"] > 90
+    ninety, _ = Planner(few, SPEED).plan([joint_phase(), finetune_phase()], amount=300, rows=128)
+    assert few.passes_of(ninety)["task"] > 90
     assert ninety.dropout == 0.0, "also with few labels: it gained nothing (docs/log.md)"
 
 
@@ -111,18 +108,18 @@ def test_fewer_labels_get_more_passes_within_bounds_and_dropout_if_they_are_many
 def test_very_few_labels_get_the_least_number_of_steps(examples: int) -> None:
     few = Sizes(examples, labels=2, train_tokens=10 * examples, dev_tokens=20, test_tokens=0, external_tokens=0)
     for amount in (None, 600.0):
-        (planned,) = plan_phases([finetune_phase()], sizes=few, speed=SPEED, amount=amount, rows=128)
+        (planned,) = Planner(few, SPEED).plan([finetune_phase()], amount=amount, rows=128)
         assert planned.steps == MIN_STEPS
 
 
 def test_max_passes_limits_the_steps_with_and_without_a_budget() -> None:
     bounded = [phase.model_copy(update={"max_passes": 2.0}) for phase in (joint_phase(), finetune_phase())]
     for amount in (None, 10_000.0):
-        joint, finetune = plan_phases(bounded, sizes=SIZES, speed=SPEED, amount=amount, rows=128)
+        joint, finetune = Planner(SIZES, SPEED).plan(bounded, amount=amount, rows=128)
         assert (joint.steps, finetune.steps) == (round(2 * 200_000 / (0.2 * 4096)), 2 * 4000 // 32)
-    assert plan_phases(bounded, sizes=SIZES, speed=SPEED, amount=60.0, rows=128)[0].steps < joint.steps
+    assert Planner(SIZES, SPEED).plan(bounded, amount=60.0, rows=128)[0].steps < joint.steps
     once = bounded[0].model_copy(update={"task": 0, "external": 1, "max_passes": 1.0})
-    assert plan_phases([once], sizes=SIZES, speed=SPEED, amount=None, rows=128)[0].steps == round(500_000 / 4096)
+    assert Planner(SIZES, SPEED).plan([once], amount=None, rows=128)[0].steps == round(500_000 / 4096)
     for phases, expected in (([joint_phase()], PASSES_OVER_SELECTION), ([once, finetune_phase()], 1.0)):
         assert passes_over_selection(phases) == expected
         planned = plan_selection(RandomConfig(), amount=100.0, tokens_per_unit=10_000.0, passes=expected)
@@ -133,19 +130,19 @@ def test_a_phase_on_soft_labels_of_passages_is_limited_by_its_share_and_not_by_p
     few = Sizes(train_examples=100, labels=2, train_tokens=5_000, dev_tokens=1, test_tokens=0, external_tokens=500_000)
     terms = (Classify(), Distil(on="external"))
     soft = finetune_phase().model_copy(update={"terms": terms, "external": 4, "batch_size": 4096, "batch_unit": "tokens"})
-    _, planned = plan_phases([joint_phase(), soft], sizes=few, speed=SPEED, amount=600, rows=128)
-    assert phase_amount(planned, few, SPEED) == pytest.approx(0.3 * 600, rel=0.02)
+    _, planned = Planner(few, SPEED).plan([joint_phase(), soft], amount=600, rows=128)
+    assert Planner(few, SPEED).amount_of(planned) == pytest.approx(0.3 * 600, rel=0.02)
     assert planned.dropout == 0.0
     with pytest.raises(UsageError, match="'finetune' has no steps and there is no budget"):
-        plan_phases([soft], sizes=few, speed=SPEED, amount=None, rows=128)
+        Planner(few, SPEED).plan([soft], amount=None, rows=128)
 
 
 @pytest.mark.parametrize(("examples", "share"), [(4_000, 0.3), (8_000, 0.4), (100_000, 0.6)])
 def test_many_labels_get_a_larger_share_of_the_budget(examples: int, share: float) -> None:
     many = replace(SIZES, train_examples=examples, train_tokens=50 * examples, dev_tokens=1)
     budget = 2 * 400_000 / SPEED.finetune / 0.4  # two passes over 8,000 texts are two fifths of it
-    _, finetune = plan_phases([joint_phase(), finetune_phase()], sizes=many, speed=SPEED, amount=budget, rows=128)
-    assert phase_amount(finetune, many, SPEED) == pytest.approx(share * budget, rel=0.02)
+    _, finetune = Planner(many, SPEED).plan([joint_phase(), finetune_phase()], amount=budget, rows=128)
+    assert Planner(many, SPEED).amount_of(finetune) == pytest.approx(share * budget, rel=0.02)
 
 
 @pytest.mark.parametrize("retriever", [Bm25Config(), RandomConfig(), UnionConfig(retrievers=(Bm25Config(), RandomConfig()))])
@@ -176,11 +173,11 @@ def test_rows_hold_nearly_every_training_text_whole() -> None:
 @pytest.mark.parametrize("phases", [[joint_phase(), finetune_phase()], [finetune_phase()], [joint_phase()]])
 def test_the_minimum_amount_can_be_planned_at_any_cost_of_a_dev_evaluation(phases: list[PhaseConfig], rate: float, dev_tokens: int) -> None:
     sizes, speed = replace(SIZES, dev_tokens=dev_tokens), Speed(joint=rate, finetune=1.2 * rate)
-    least = minimum_amount(phases, sizes, speed)
-    planned = plan_phases(phases, sizes=sizes, speed=speed, amount=least, rows=128)
+    least = Planner(sizes, speed).minimum_amount(phases)
+    planned = Planner(sizes, speed).plan(phases, amount=least, rows=128)
     assert all((phase.steps or 0) >= MIN_STEPS for phase in planned)
     with pytest.raises(UsageError):
-        plan_phases(phases, sizes=sizes, speed=speed, amount=0.98 * least, rows=128)
+        Planner(sizes, speed).plan(phases, amount=0.98 * least, rows=128)
 
 
 intervals = st.none() | st.integers(1, 30)
@@ -204,17 +201,17 @@ def test_a_plan_succeeds_with_its_minimum_amount_at_any_interval_of_evaluations(
     fixed = [changed[0].model_copy(update={"steps": steps}), *changed[1:]]
     sizes = replace(SIZES, train_examples=examples, train_tokens=50 * examples, dev_tokens=dev_tokens)
     speed = Speed(joint=rate, finetune=1.2 * rate)
-    least = minimum_amount(fixed, sizes, speed)
-    planned = plan_phases(fixed, sizes=sizes, speed=speed, amount=least, rows=128)
+    least = Planner(sizes, speed).minimum_amount(fixed)
+    planned = Planner(sizes, speed).plan(fixed, amount=least, rows=128)
     assert all(phase.steps >= MIN_STEPS for phase, before in zip(planned, fixed, strict=True) if phase.steps and before.steps is None)
 
 
 def test_a_budget_of_operations_gives_the_steps_of_the_time_that_they_take() -> None:
     seconds, flops_per_second = 300.0, 2e11
     per_operation = Speed(SPEED.joint / flops_per_second, SPEED.finetune / flops_per_second)
-    by_time = plan_phases([joint_phase(), finetune_phase()], sizes=SIZES, speed=SPEED, amount=seconds, rows=128)
-    by_operations = plan_phases(
-        [joint_phase(), finetune_phase()], sizes=SIZES, speed=per_operation, amount=seconds * flops_per_second * (1 + 1e-9), rows=128
+    by_time = Planner(SIZES, SPEED).plan([joint_phase(), finetune_phase()], amount=seconds, rows=128)
+    by_operations = Planner(SIZES, per_operation).plan(
+        [joint_phase(), finetune_phase()], amount=seconds * flops_per_second * (1 + 1e-9), rows=128
     )
     assert by_operations == by_time
 
@@ -228,13 +225,13 @@ def test_a_phase_that_took_twice_its_time_halves_the_planned_speed() -> None:
 @pytest.mark.parametrize("slowdown", [0.6, 0.8, 1.0, 1.2, 1.4])
 def test_the_second_phase_compensates_the_time_of_the_first(slowdown: float) -> None:
     seconds, phases = 600.0, [joint_phase(), finetune_phase()]
-    joint, _ = plan_phases(phases, sizes=SIZES, speed=SPEED, amount=seconds, rows=128)
-    took = slowdown * phase_amount(joint, SIZES, SPEED)
+    joint, _ = Planner(SIZES, SPEED).plan(phases, amount=seconds, rows=128)
+    took = slowdown * Planner(SIZES, SPEED).amount_of(joint)
     real = Speed(SPEED.joint / slowdown, SPEED.finetune / slowdown)
-    factor = drift(phase_amount(joint, SIZES, SPEED), took)
+    factor = drift(Planner(SIZES, SPEED).amount_of(joint), took)
     assumed = Speed(SPEED.joint * factor, SPEED.finetune * factor)
-    (finetune,) = plan_phases(phases[1:], sizes=SIZES, speed=assumed, amount=seconds - took, rows=128)
-    ended = took + phase_amount(finetune, SIZES, real)
+    (finetune,) = Planner(SIZES, assumed).plan(phases[1:], amount=seconds - took, rows=128)
+    ended = took + Planner(SIZES, real).amount_of(finetune)
     assert ended <= 1.01 * seconds
     if slowdown >= 1.2:  # labels passed over often enough may leave time unused, but not here
         assert ended >= 0.9 * seconds

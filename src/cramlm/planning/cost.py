@@ -132,7 +132,7 @@ def forecast_cost(
     measured on its GPU.
 
     Raises:
-        UsageError: if the budget is too small to train at all; it names one that is not. As `budget.plan_phases`.
+        UsageError: if the budget is too small to train at all; it names one that is not. As `Planner.plan`.
     """
     limit, speed = config.limit, machine.speed
     preparing = preparing_seconds(config, texts.corpus_bytes)
@@ -144,12 +144,13 @@ def forecast_cost(
         retriever = budget.plan_selection(config.retriever, amount=amount, tokens_per_unit=budget_speed.joint, passes=passes)
     external = _external_tokens(retriever, texts)
     sizes = replace(texts.sizes, external_tokens=external)
+    planner = budget.Planner(sizes, budget_speed)
     if amount is not None and (message := time_shortage(config, texts.corpus_bytes)):
-        raise UsageError(f"{message}; pass --budget {_least_budget(config, sizes, budget_speed, amount)} or more")
+        raise UsageError(f"{message}; pass --budget {_least_budget(config, planner, amount)} or more")
     if limit.seconds is not None and machine.starved is not None:  # a busy machine is no reason to refuse
-        amount = max(amount or 0.0, budget.minimum_amount(config.phases, sizes, budget_speed))
-    phases = _planned(config, sizes, budget_speed, amount, rows=texts.rows)
-    seconds = tuple(budget.phase_amount(phase, sizes, speed) for phase in phases)
+        amount = max(amount or 0.0, planner.minimum_amount(config.phases))
+    phases = _planned(config, planner, amount, rows=texts.rows)
+    seconds = tuple(map(budget.Planner(sizes, speed).amount_of, phases))
     each = [(phase, machine.joint if phase.text_terms else machine.finetune) for phase in phases]
     held = [step.bytes for _, step in each if step.bytes is not None]
     weights = 4 * machine.parameters  # the best so far, beside those in training; of a GPU the exported ones, on the CPU
@@ -166,22 +167,22 @@ def forecast_cost(
         external_tokens=external,
         phase_seconds=seconds,
         seconds=elapsed + preparing + sum(seconds) + finishing_seconds(sizes, speed),
-        flops=sum(budget.phase_tokens(phase, sizes) * step.flops_per_token for phase, step in each),
+        flops=sum(sizes.tokens_of(phase) * step.flops_per_token for phase, step in each),
         memory=memory,
         disk=_disk_bytes(machine.parameters, sizes, texts.corpus_bytes, len(phases)),
         gpu_memory=gpu_memory,
     )
 
 
-def _planned(config: RunConfig, sizes: budget.Sizes, speed: budget.Speed, amount: float | None, *, rows: int) -> tuple[PhaseConfig, ...]:
-    """Plan the phases as `budget.plan_phases`; the error for a budget that is too small names one that is not."""
+def _planned(config: RunConfig, planner: budget.Planner, amount: float | None, *, rows: int) -> tuple[PhaseConfig, ...]:
+    """Plan the phases as `Planner.plan`; the error for a budget that is too small names one that is not."""
     try:
-        return budget.plan_phases(config.phases, sizes=sizes, speed=speed, amount=amount, rows=rows)
+        return planner.plan(config.phases, amount=amount, rows=rows)
     except UsageError as error:
         if amount is None:
             raise
         smaller = ", or a smaller --preset" if config.encoder.hidden > PRESETS["tiny"].hidden else ""
-        raise UsageError(f"{error}; pass --budget {_least_budget(config, sizes, speed, amount)} or more{smaller}") from None
+        raise UsageError(f"{error}; pass --budget {_least_budget(config, planner, amount)} or more{smaller}") from None
 
 
 def preparing_seconds(config: RunConfig, corpus_bytes: int) -> float:
@@ -198,17 +199,17 @@ def time_shortage(config: RunConfig, corpus_bytes: int) -> str | None:
     return f"the budget leaves no time to train: {what} about {least:.0f} s"
 
 
-def _least_budget(config: RunConfig, sizes: budget.Sizes, speed: budget.Speed, amount: float) -> str:
+def _least_budget(config: RunConfig, planner: budget.Planner, amount: float) -> str:
     """Return the least budget, as it is typed, with which the phases can be planned, also those that a recipe makes for that budget.
 
     amount: what the config's budget leaves for them.
     """
-    needed = max(amount, budget.minimum_amount(config.phases, sizes, speed))
+    needed = max(amount, planner.minimum_amount(config.phases))
     while True:
         least = _enlarged(config.limit, needed - amount)
         left = amount + _quantity(parse_budget(least)) - _quantity(config.limit)
-        planned = ((config.phases, speed), _with_budget(config, speed, least))
-        if all(budget.suffices(phases, sizes, its_speed, left) for phases, its_speed in planned):
+        phases, speed = _with_budget(config, planner.speed, least)
+        if planner.suffices(config.phases, left) and replace(planner, speed=speed).suffices(phases, left):
             return least
         needed *= 1.01
 

@@ -208,7 +208,7 @@ class RunForecast:
                 "batch": f"{phase.batch_size:,} {'tokens' if phase.batch_unit == 'tokens' else 'texts'}",
                 "steps": phase.steps,
                 "max_length": phase.max_length,
-                "passes": budget.passes(phase, sizes),
+                "passes": sizes.passes_of(phase),
                 "seconds": seconds,
             }
             for phase, seconds in zip(cost.phases, cost.phase_seconds, strict=True)
@@ -368,6 +368,10 @@ class Schedule:
     rows: int
     fingerprint: str = ""
 
+    @property
+    def planner(self) -> budget.Planner:
+        return budget.Planner(self.sizes, self.speed)
+
 
 _MACHINE, _SCHEDULE = TypeAdapter(Machine), TypeAdapter(Schedule)
 
@@ -407,24 +411,25 @@ def schedule(run: RunContext, plan: RunPlan, text: EncodedTexts) -> Schedule:
         train = int(np.minimum(lengths, longest).sum()) * len(run.task.train) // len(lengths)  # a pass reads each text in one pattern
         sizes = budget.Sizes(len(run.task.train), len(run.task.labels), train, dev, test, external)
         speed, budget_speed = _measure_again(run, plan, rows=rows, vocab_size=text.tokenizer.vocab_size, lengths=lengths)
+        planner = budget.Planner(sizes, budget_speed)
         of_operations = run.config.limit.flops is not None
         seconds_per_unit = budget_speed.joint / speed.joint if of_operations else 1.0
         finishing = finishing_seconds(sizes, speed)
         amount = run.config.limit.flops if run.seconds_left is None else run.seconds_left - finishing
         # The plan stage refused budgets that are too small. If the machine became busy since, the run ends late rather than not at all.
-        least = budget.minimum_amount(run.config.phases, sizes, budget_speed)
+        least = planner.minimum_amount(run.config.phases)
         if amount is not None and least > amount:
             if of_operations:
                 message = f"the texts are longer than estimated: the minimum is {least:.1e} operations, not {amount:.1e}"
             else:
                 left = amount + finishing - finishing_seconds(sizes, plan.speed)
-                message = late_message(least - amount, budget.minimum_amount(run.config.phases, sizes, plan.speed) - left)
+                message = late_message(least - amount, budget.Planner(sizes, plan.speed).minimum_amount(run.config.phases) - left)
             run.emit(Event("warning", "schedule", message))
             amount = least
-        phases = budget.plan_phases(run.config.phases, sizes=sizes, speed=budget_speed, amount=amount, rows=rows)
+        phases = planner.plan(run.config.phases, amount=amount, rows=rows)
         _write_schedule(Schedule(phases, sizes, budget_speed, amount, seconds_per_unit, finishing, rows), target)
         for phase in phases:
-            seconds = budget.phase_amount(phase, sizes, budget_speed) * seconds_per_unit
+            seconds = planner.amount_of(phase) * seconds_per_unit
             run.emit(Event("plan", "schedule", budget.describe(phase, sizes, seconds=seconds)))
 
     settings = run.config.model_dump(mode="json", include=_SCHEDULED_BY)
@@ -459,25 +464,24 @@ def replan(run: RunContext, planned: Schedule, ended: Sequence[FinishedPhase]) -
     reports = [each.report for each in ended]
 
     def write(target: Path) -> None:
-        sizes, speed = planned.sizes, planned.speed
+        planner = planned.planner
         if run.config.limit.flops is not None:
             left = run.config.limit.flops - sum(report["executed_flops"] for report in reports)
         else:
             left = (planned.amount or 0.0) - sum(report["seconds"] for report in reports)
             left = left if run.seconds_left is None else min(left, run.seconds_left - planned.finishing)
-            factor = budget.drift(budget.phase_amount(planned.phases[number - 1], sizes, speed), reports[-1]["seconds"])
-            speed = budget.Speed(speed.joint * factor, speed.finetune * factor)
+            factor = budget.drift(planner.amount_of(planned.phases[number - 1]), reports[-1]["seconds"])
+            planner = replace(planner, speed=budget.Speed(planner.speed.joint * factor, planner.speed.finetune * factor))
         coming = run.config.phases[number:]
         # Exceeding the budget a little is better than a last phase of no use.
-        was_planned = sum(budget.phase_amount(phase, sizes, speed) for phase in planned.phases[number:])
+        was_planned = sum(map(planner.amount_of, planned.phases[number:]))
         allowed = left + MAX_LATENESS * (run.config.limit.flops or run.config.limit.seconds or 0.0)
-        amount = max(left, min(was_planned, allowed), budget.minimum_amount(coming, sizes, speed))
-        phases = (*planned.phases[:number], *budget.plan_phases(coming, sizes=sizes, speed=speed, amount=amount, rows=planned.rows))
-        _write_schedule(replace(planned, phases=phases, speed=speed), target)
+        amount = max(left, min(was_planned, allowed), planner.minimum_amount(coming))
+        phases = (*planned.phases[:number], *planner.plan(coming, amount=amount, rows=planned.rows))
+        _write_schedule(replace(planned, phases=phases, speed=planner.speed), target)
         for before, phase in zip(planned.phases[number:], phases[number:], strict=True):
             if before != phase:
-                seconds = budget.phase_amount(phase, sizes, speed) * planned.seconds_per_unit
-                now = budget.describe(phase, sizes, seconds=seconds)
+                now = budget.describe(phase, planner.sizes, seconds=planner.amount_of(phase) * planned.seconds_per_unit)
                 run.emit(Event("plan", name, f"planned again: {now}; at the start: {before.steps:,} steps"))
 
     inputs = {"schedule": planned.fingerprint, "done": ended[-1].artifact.fingerprint}
