@@ -290,9 +290,9 @@ def test_a_run_that_needs_more_than_the_machine_has_is_refused_with_both_numbers
 
 def test_the_memory_of_a_gpu_is_counted_apart_from_that_of_the_machine() -> None:
     measured = Measurement(1_000.0, 2, 1.0, 1e7, 8_000_000_000)
-    texts, machine = TextSizes(Sizes(100, 2, 5000, 5000, 5000, 0), 64, 0), Machine(measured, measured, 1000)
-    config = tlm(train="", corpus=["corpus.txt"], budget="1e13flops")
-    on_cpu, on_gpu = (forecast_cost(config, texts, machine, resident=10**9, on_gpu=gpu) for gpu in (False, True))
+    texts, config = TextSizes(Sizes(100, 2, 5000, 5000, 5000, 0), 64, 0), tlm(train="", corpus=["corpus.txt"], budget="1e13flops")
+    machines = (Machine(measured, measured, 1000, gpu) for gpu in (False, True))
+    on_cpu, on_gpu = (forecast_cost(config, texts, machine, resident=10**9) for machine in machines)
     assert on_cpu.gpu_memory is None
     assert on_cpu.memory > 9e9 > 8e9 < on_gpu.gpu_memory < 9e9  # type: ignore[operator]
     assert 1e9 < on_gpu.memory < 2e9  # type: ignore[operator]

@@ -7,7 +7,7 @@ schedule has the exact steps.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -38,11 +38,12 @@ _TEXT_STAGES = 250e6  # resident at the end of retrieval, beside what training t
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Measurements of a phase with the vocabulary head and of one without. parameters: of the model."""
+    """Measurements of a phase with the vocabulary head and of one without. parameters: of the model. on_gpu: True if a GPU was measured."""
 
     joint: Measurement
     finetune: Measurement
     parameters: int
+    on_gpu: bool = False
 
     @property
     def starved(self) -> Measurement | None:
@@ -62,7 +63,7 @@ class Machine:
     def times(self, ranks: int) -> Machine:
         """Return the speed of `ranks` processes, if none slows another down and communication is free."""
         joint, finetune = (replace(each, tokens_per_second=ranks * each.tokens_per_second) for each in (self.joint, self.finetune))
-        return Machine(joint, finetune, self.parameters)
+        return replace(self, joint=joint, finetune=finetune)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,19 +118,11 @@ def beyond_budget(config: RunConfig, cost: CostForecast) -> str | None:
 
 
 def forecast_cost(
-    config: RunConfig,
-    texts: TextSizes,
-    machine: Machine,
-    *,
-    elapsed: float = 0.0,
-    resident: int | None = None,
-    peak: int | None = None,
-    on_gpu: bool = False,
+    config: RunConfig, texts: TextSizes, machine: Machine, *, elapsed: float = 0.0, resident: int | None = None, peak: int | None = None
 ) -> CostForecast:
     """Forecast the run on this machine.
 
-    elapsed: seconds since the run began. resident, peak: resident bytes of this process, now and at most. on_gpu: True if the machine was
-    measured on its GPU.
+    elapsed: seconds since the run began. resident, peak: resident bytes of this process, now and at most.
 
     Raises:
         UsageError: if the budget is too small to train at all; it names one that is not. As `Planner.plan`.
@@ -154,10 +147,10 @@ def forecast_cost(
     each = [(phase, machine.joint if phase.text_terms else machine.finetune) for phase in phases]
     held = [step.bytes for _, step in each if step.bytes is not None]
     weights = 4 * machine.parameters  # the best so far, beside those in training; of a GPU the exported ones, on the CPU
-    memory, gpu_memory = None, round(_SCATTER * (max(held) + weights)) if held and on_gpu else None
+    memory, gpu_memory = None, round(_SCATTER * (max(held) + weights)) if held and machine.on_gpu else None
     if held and resident is not None:
         tokens = external * _BYTES_PER_EXTERNAL_TOKEN + 12 * sizes.train_tokens
-        step = 0 if on_gpu else max(held)
+        step = 0 if machine.on_gpu else max(held)
         training = round(_SCATTER * (resident + step + tokens + weights + (_TEXT_STAGES if retriever else 0)))
         memory = max(peak or 0, training, resident + forecast_word_vectors(texts.corpus_bytes)[1])
     return CostForecast(
@@ -266,13 +259,17 @@ def finishing_seconds(sizes: budget.Sizes, speed: budget.Speed) -> float:
 
 def estimate_texts(task: Task, config: RunConfig, corpus_bytes: int) -> TextSizes:
     """Estimate tokens from characters, before there is a tokenizer."""
-    lengths = _estimated_lengths(task.train)
-    rows = budget.row_length(lengths, longest=config.encoder.max_positions)
+    lengths = [_estimated_lengths(split) for split in (task.train, task.dev, task.test)]
+    return TextSizes(*sizes_in_rows(task, config, lengths), corpus_bytes)
+
+
+def sizes_in_rows(task: Task, config: RunConfig, lengths: Sequence[IntArray], *, external_tokens: int = 0) -> tuple[budget.Sizes, int]:
+    """Return the sizes of the data of a run and its row length. lengths: tokens of the sequences of train, dev and test."""
+    rows = budget.row_length(lengths[0], longest=config.encoder.max_positions)
     longest = max(phase.max_length or rows for phase in config.phases)
-    train, dev, test = (
-        int(np.minimum(each, longest).sum()) for each in (lengths, _estimated_lengths(task.dev), _estimated_lengths(task.test))
-    )
-    return TextSizes(budget.Sizes(len(task.train), len(task.labels), train, dev, test, 0), rows, corpus_bytes)
+    train, dev, test = (int(np.minimum(each, longest).sum()) for each in lengths)
+    train = train * len(task.train) // len(lengths[0])  # a pass reads each text in one pattern of a prompt
+    return budget.Sizes(len(task.train), len(task.labels), train, dev, test, external_tokens), rows
 
 
 def raw_bytes(files: Iterable[tuple[str, int]]) -> int:

@@ -17,7 +17,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from pydantic import TypeAdapter
 
@@ -31,8 +30,7 @@ from cramlm.io.machine import available_cores, available_memory, describe_machin
 from cramlm.io.paths import stamp_inputs
 from cramlm.model.huggingface.pretrained import start_from
 from cramlm.model.model import CPU, ModelSpec, Precision, describe_device, empty_model, resolve_device, resolve_precision
-from cramlm.model.prompts import Prompt
-from cramlm.model.tokenizer import UNCUT, Tokenizer
+from cramlm.model.tokenizer import UNCUT
 from cramlm.pipeline.context import (
     EncodedTexts,
     FinishedPhase,
@@ -54,6 +52,7 @@ from cramlm.planning.cost import (
     finishing_seconds,
     forecast_cost,
     raw_bytes,
+    sizes_in_rows,
     time_shortage,
 )
 from cramlm.planning.speed import (
@@ -81,7 +80,7 @@ _LONGEST_STEP = 3.0  # seconds; `cramlm plan` and a dry run estimate the speed o
 _NOMINAL_SECONDS = 100.0  # `cramlm plan` measures as for a budget of so many seconds
 _MEASUREMENT_LASTS = 86_400.0  # seconds
 _BUSY_LASTS = 600.0  # seconds, if other processes took much of the CPU time
-_MEASUREMENT_FORMAT = 1  # increase when the same machine and config are measured otherwise
+_MEASUREMENT_FORMAT = 2  # increase when the same machine and config are measured otherwise
 MAX_LATENESS = 0.05  # share of the budget by which remaining phases may exceed it after earlier ones took too long
 REMEASUREMENT_SHARE = 0.01  # of the budget, for each measurement after tokenizing
 TYPICAL_TEXTS = TextSizes(budget.TYPICAL, rows=128, corpus_bytes=500_000_000)
@@ -110,8 +109,7 @@ def plan(run: RunContext) -> RunPlan:
         run.emit(Event("done", "plan", f"{rates}, {precision}, {counted(machine.joint.threads, 'thread')}, {describe_device(device)}"))
         if machine.starved is not None and run.config.limit.seconds is not None:
             run.emit(Event("warning", "plan", _starved(machine.starved)))
-        now: dict[str, Any] = {"elapsed": run.elapsed, "resident": resident_memory(), "peak": peak, "on_gpu": on_gpu}
-        cost = forecast_cost(run.config, texts, machine, **now)
+        cost = forecast_cost(run.config, texts, machine, elapsed=run.elapsed, resident=resident_memory(), peak=peak)
         if run.config.limit != Budget():
             run.emit(Event("plan", "plan", cost.describe(), data=cost.as_dict()))
             if (message := beyond_budget(run.config, cost)) is not None:
@@ -251,8 +249,7 @@ def forecast_runs(configs: Sequence[RunConfig], *, emit: Emit) -> list[RunForeca
         if config.task.train:
             texts = estimate_texts(read_task(config.task, seed=config.seed), config, texts.corpus_bytes)
         try:
-            on_gpu = resolve_device(config.device).type == "cuda"
-            cost = forecast_cost(config, texts, machines[model], resident=resident_memory(), on_gpu=on_gpu)
+            cost = forecast_cost(config, texts, machines[model], resident=resident_memory())
             if (message := beyond_budget(config, cost)) is not None:
                 emit(Event("warning", "plan", message))
             rough = machines[model].joint.rough or machines[model].finetune.rough
@@ -278,7 +275,7 @@ def measure_machine(config: RunConfig, limit: Budget, precision: Precision, *, l
     joint = measured(with_head, threads=choice)
     finetune = joint if without_head == with_head else measured(without_head, threads=(joint.threads,))
     model = empty_model(ModelSpec(config.encoder, config.head, vocab_size=config.tokenizer.vocab_size, labels=2, pad_id=0))
-    return Machine(joint, finetune, count_parameters(model))
+    return Machine(joint, finetune, count_parameters(model), on_gpu)
 
 
 def _phase_of_each_kind(phases: Sequence[PhaseConfig]) -> tuple[PhaseConfig, PhaseConfig]:
@@ -387,11 +384,8 @@ def _read_schedule(artifact: Artifact) -> Schedule:
 
 def phases_in_rows(run: RunContext, text: EncodedTexts) -> tuple[PhaseConfig, ...]:
     """Return the phases with the row length of the schedule; the teacher labels pieces of passages of this length."""
-    return budget.in_rows(run.config.phases, _row_length(run, _lengths(text.tokenizer, run.task.train, text.prompt)))
-
-
-def _row_length(run: RunContext, lengths: IntArray) -> int:
-    return budget.row_length(lengths, longest=run.config.encoder.max_positions)
+    rows = budget.row_length(_lengths(text, run.task.train), longest=run.config.encoder.max_positions)
+    return budget.in_rows(run.config.phases, rows)
 
 
 def schedule(run: RunContext, plan: RunPlan, text: EncodedTexts) -> Schedule:
@@ -401,16 +395,10 @@ def schedule(run: RunContext, plan: RunPlan, text: EncodedTexts) -> Schedule:
     """
 
     def write(target: Path) -> None:
-        lengths = _lengths(text.tokenizer, run.task.train, text.prompt)
-        rows = _row_length(run, lengths)
-        longest = max(phase.max_length or rows for phase in run.config.phases)
-        dev, test = (
-            int(np.minimum(_lengths(text.tokenizer, split, text.prompt), longest).sum()) for split in (run.task.dev, run.task.test)
-        )
         external = int(text.selection.characters() / CHARACTERS_PER_TOKEN) if text.selection else 0
-        train = int(np.minimum(lengths, longest).sum()) * len(run.task.train) // len(lengths)  # a pass reads each text in one pattern
-        sizes = budget.Sizes(len(run.task.train), len(run.task.labels), train, dev, test, external)
-        speed, budget_speed = _measure_again(run, plan, rows=rows, vocab_size=text.tokenizer.vocab_size, lengths=lengths)
+        lengths = [_lengths(text, split) for split in (run.task.train, run.task.dev, run.task.test)]
+        sizes, rows = sizes_in_rows(run.task, run.config, lengths, external_tokens=external)
+        speed, budget_speed = _measure_again(run, plan, rows=rows, vocab_size=text.tokenizer.vocab_size, lengths=lengths[0])
         planner = budget.Planner(sizes, budget_speed)
         of_operations = run.config.limit.flops is not None
         seconds_per_unit = budget_speed.joint / speed.joint if of_operations else 1.0
@@ -512,6 +500,6 @@ def _measure_again(run: RunContext, plan: RunPlan, *, rows: int, vocab_size: int
     return speed, speed
 
 
-def _lengths(tokenizer: Tokenizer, examples: Sequence[Example], prompt: Prompt | None) -> IntArray:
+def _lengths(text: EncodedTexts, examples: Sequence[Example]) -> IntArray:
     """Return the untruncated tokens per sequence, [CLS] and [SEP] included: for each example, or for each example in each pattern."""
-    return sequences_of(tokenizer, examples, max_length=UNCUT, prompt=prompt).lengths
+    return sequences_of(text.tokenizer, examples, max_length=UNCUT, prompt=text.prompt).lengths

@@ -99,7 +99,7 @@ def measure(setup: TrainingSetup, *, threads: Sequence[int], seconds: float = 3.
                 current = trial.window(window)
                 best[count] = max(best.get(count, current), current, key=lambda each: each.rate)
         count = max(best, key=lambda each: best[each].rate)
-        flops_per_token = trial.flops_per_token
+        flops_per_token = _flops_per_token(trial.model, trial.batches, setup.phase)
     del trial
     share = cpu_share(best[count].cpu_seconds, best[count].seconds, count) if setup.device.type == "cpu" else 1.0
     return Measurement(best[count].rate, count, share, flops_per_token, _step_memory(setup.device))
@@ -141,7 +141,7 @@ def count_step(setup: TrainingSetup) -> tuple[float, int | None]:
     with deterministic(setup.device):
         trial = _Trial(setup)
         trial.window(0.0)
-        flops_per_token = trial.flops_per_token
+        flops_per_token = _flops_per_token(trial.model, trial.batches, setup.phase)
     del trial
     return flops_per_token, _step_memory(setup.device)
 
@@ -199,29 +199,23 @@ class _Trial:
     """A model in training on random text."""
 
     def __init__(self, setup: TrainingSetup) -> None:
-        phase = setup.phase
-        self._phase = phase
         spec = ModelSpec(setup.encoder, setup.head, vocab_size=setup.vocab_size, labels=_LABELS)
-        self._model = build_model(spec, seed=0).to(setup.device)
-        self._batches = random_batches(setup)
-        self._updater = Updater(self._model, phase, precision=setup.precision)
+        self.model = build_model(spec, seed=0).to(setup.device)
+        self.batches = random_batches(setup)
+        self._updater = Updater(self.model, setup.phase, precision=setup.precision)
         self._step = 0
 
     def window(self, seconds: float) -> _Window:
         """Run updates until `seconds` are over, at least one."""
         wall, cpu, tokens = time.perf_counter(), time.process_time(), 0
         while True:
-            batch = self._batches.batch(self._step)
+            batch = self.batches.batch(self._step)
             self._updater.update(batch, step=self._step, factor=_FACTOR, dropout_seed=0)
             self._step += 1
             tokens += batch.tokens
             elapsed = time.perf_counter() - wall
             if elapsed >= seconds:
                 return _Window(tokens, elapsed, time.process_time() - cpu)
-
-    @property
-    def flops_per_token(self) -> float:
-        return _flops_per_token(self._model, self._batches, self._phase)
 
 
 def random_batches(setup: TrainingSetup) -> Batches:
