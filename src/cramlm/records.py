@@ -163,6 +163,8 @@ class Batch:
     soft_labels: (S, labels) float32, the teacher's probabilities or standardized number; NaN where it predicts none. (S, 0) without a
     teacher.
     causal_from: (S,) int64, position in each sequence from which attention is causal; (0,) if it is full everywhere.
+    candidates: (C,) int64, rising, the tokens that the softmax at `masked` is over, `mlm_labels` among them; (0,) = the whole vocabulary.
+    stand_for: (C,) float32, the number of tokens that each candidate stands for: 1 for those to predict.
     chance: (M,) float32 in [0, 1), random numbers that sample the generator's token at `masked`; (0,) without a generator.
     term: kind of the text term that predicts `masked` (config/terms.py); "" without one.
     targets: (S, labels) float32, 1 for each label of a task sequence, else 0; or (S, 1), its number; zeros for external text. (S, 0) if
@@ -179,6 +181,8 @@ class Batch:
     external: BoolArray
     soft_labels: FloatArray
     causal_from: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    candidates: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    stand_for: FloatArray = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
     chance: FloatArray = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
     targets: FloatArray = field(default_factory=lambda: np.zeros((0, 0), dtype=np.float32))
     term: str = ""

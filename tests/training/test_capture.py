@@ -29,19 +29,21 @@ def gradients_of(model: Model) -> dict[str, torch.Tensor]:
     return {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
 
 
-def test_a_padded_batch_in_static_memory_has_the_losses_and_gradients_of_the_batch() -> None:
-    model, batches = make_model(pooling="mean"), make_batches(PHASE)
+@pytest.mark.parametrize("candidates", [None, 48])
+def test_a_padded_batch_in_static_memory_has_the_losses_and_gradients_of_the_batch(candidates: int | None) -> None:
+    phase = make_phase(text_weight=0.5, candidates=candidates)
+    model, batches = make_model(pooling="mean"), make_batches(phase)
     first, second = batches.batch(0), batches.batch(1)
     rows, masked = 2 + max(len(each.token_ids) for each in (first, second)), 9 + max(len(each.masked) for each in (first, second))
     padded = [padded_to(each, rows=rows, masked=masked, pad_id=0) for each in (first, second)]
-    counts = [objective_of(PHASE).counts(each) for each in (first, second)]
+    counts = [objective_of(phase).counts(each) for each in (first, second)]
     memory = StaticBatch(padded[0], counts[0], torch.device("cpu"))
     for batch, extended, count in zip((first, second), padded, counts, strict=True):
-        expected = gradients(model, in_parts(batch, 1), PHASE, count, precision="fp32", dropout_seed=0)
+        expected = gradients(model, in_parts(batch, 1), phase, count, precision="fp32", dropout_seed=0)
         wanted = gradients_of(model)
         model.zero_grad()
         memory.fill(extended, count)
-        losses = losses_of(model, memory.batch, PHASE, memory.counts, "fp32", dropout_of(PHASE, 0))
+        losses = losses_of(model, memory.batch, phase, memory.counts, "fp32", dropout_of(phase, 0))
         losses.total.backward()  # type: ignore[no-untyped-call]
         assert losses.as_numbers() == pytest.approx(expected.as_numbers(), rel=1e-6)
         found = gradients_of(model)

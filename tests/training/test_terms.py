@@ -10,7 +10,18 @@ import numpy as np
 import pytest
 import torch
 from torch.nn import functional
-from training_fixtures import SPECIAL, assert_same_bits, make_model, make_phase, make_pool, run_phase, stop_after, weights_of
+from training_fixtures import (
+    SPECIAL,
+    VOCABULARY,
+    assert_same_bits,
+    make_batches,
+    make_model,
+    make_phase,
+    make_pool,
+    run_phase,
+    stop_after,
+    weights_of,
+)
 
 from cramlm.config.run import HeadConfig, PhaseConfig, RunConfig, TaskConfig
 from cramlm.errors import Stopped
@@ -27,6 +38,7 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "replaced_tokens": {"text": "replaced_tokens", "masking": {"rate": 0.3}},
     "span_infilling": {"text": "span_infilling", "masking": {"rate": 0.3, "mean_span": 2.0}, "max_length": 56},
     "shuffled_tokens": {"text": "shuffled_tokens", "masking": {"rate": 0.3}},
+    "candidates": {"candidates": 48},
     "phrase": {"masking": {"kind": "phrase"}},
     "experts": {},
     "albert": {},
@@ -244,6 +256,53 @@ def test_a_term_is_learned(objective: str, tmp_path: Path) -> None:
     steps = [event.data for event in events if event.kind == "step"]
     term = {"replaced_tokens": "detection_task"}.get(objective, f"{objective}_task")
     assert np.mean([step[term] for step in steps[-5:]]) < 0.97 * np.mean([step[term] for step in steps[:5]])
+
+
+def test_candidates_are_the_tokens_to_predict_and_a_sample_of_the_others_which_stands_for_them() -> None:
+    batch = make_batches(make_phase(candidates=48)).batch(0)
+    labels, others = np.unique(batch.mlm_labels), VOCABULARY - len(np.unique(batch.mlm_labels))
+    assert len(batch.candidates) == 64  # the next multiple
+    assert (np.diff(batch.candidates) > 0).all()
+    is_label = np.isin(batch.candidates, labels)
+    assert is_label.sum() == len(labels)
+    np.testing.assert_allclose(batch.stand_for, np.where(is_label, 1.0, others / (64 - len(labels))), rtol=1e-6)
+    assert not np.array_equal(batch.candidates, make_batches(make_phase(candidates=48)).batch(1).candidates)
+    everything = make_batches(make_phase(candidates=VOCABULARY)).batch(0)
+    assert len(everything.candidates) == 0
+    many = make_batches(make_phase(candidates=1, batch_size=128)).batch(0)
+    assert len(np.unique(many.mlm_labels)) * 1.25 <= len(many.candidates) + 1 < VOCABULARY
+
+
+def test_the_softmax_over_candidates_estimates_that_over_the_vocabulary_without_bias() -> None:
+    model, batches = make_model(), make_batches(make_phase(candidates=48))
+    batch = batches.batch(0)
+    with torch.no_grad():
+        model.encoder.word_embeddings.mul_(20.0)  # logits that differ
+        hidden = model.hidden(PackedBatch.of(batch))
+        exact = model.mlm_logits(hidden, PackedBatch.of(batch).masked).exp().sum(dim=1)
+        term, random = objective_of(batches.phase).text_terms[0], np.random.default_rng(0)
+        sums = []
+        for _ in range(400):
+            sampled = PackedBatch.of(term.with_candidates(batch, SPECIAL, random=lambda purpose: random))
+            sums.append(model.candidate_logits(hidden, sampled).exp().sum(dim=1))
+    estimates = torch.stack(sums)
+    error = estimates.std(dim=0) / len(sums) ** 0.5
+    assert (estimates.std(dim=0) > 0).all()
+    assert ((estimates.mean(dim=0) - exact).abs() < 5 * error + 1e-5 * exact).all()
+
+
+def test_the_loss_over_candidates_is_torchs_and_trains_only_their_embeddings_at_the_head() -> None:
+    phase = make_phase(candidates=48, label_weight=0.0)
+    model, batch = make_model(), PackedBatch.of(make_batches(phase).batch(0))
+    result = objective_of(phase).losses(model, batch)
+    hidden = model.hidden(batch)
+    logits = model.mlm_logits(hidden, batch.masked)[:, batch.candidates] + batch.stand_for.log()
+    each = functional.cross_entropy(logits, torch.searchsorted(batch.candidates, batch.mlm_labels), reduction="none")
+    external = batch.external[batch.sequence.flatten()[batch.masked]]
+    expected = each[external].mean() + 2 * each[~external].mean()
+    assert float(result.total.detach()) == pytest.approx(float(expected.detach()), rel=1e-5)
+    (bias,) = torch.autograd.grad(result.total, [model.mlm_head.decoder_bias])
+    assert set(bias.nonzero().flatten().tolist()) == set(batch.candidates.tolist())
 
 
 def test_shuffled_tokens_stay_in_their_text_and_labels_are_where_it_changed() -> None:

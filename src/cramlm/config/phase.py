@@ -80,6 +80,12 @@ class PhaseConfig(FrozenModel):
         "cut into several sequences, longer task text is truncated",
     )
     external_length: int | None = Field(None, ge=8, description="maximum sequence length of external text; None = max_length")
+    candidates: int | None = Field(
+        None,
+        ge=1,
+        description="tokens that the softmax of the vocabulary head is over at a step: those to predict, and random others that stand for "
+        "the rest; None = the whole vocabulary",
+    )
     dropout: float | None = Field(
         None,
         ge=0,

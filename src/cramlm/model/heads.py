@@ -47,8 +47,9 @@ class MlmHead(nn.Module):
         self.norm = Norm(width, config.norm_eps, bias=biases)
         self.decoder_bias = nn.Parameter(torch.empty(vocab_size))
 
-    def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
-        return F.linear(self.transformed(x), embedding, self.decoder_bias)
+    def forward(self, x: Tensor, embedding: Tensor, bias: Tensor | None = None) -> Tensor:
+        """bias: of the tokens whose embeddings are given, if these are not the whole vocabulary."""
+        return F.linear(self.transformed(x), embedding, self.decoder_bias if bias is None else bias)
 
     def transformed(self, x: Tensor) -> Tensor:
         """The states before the product with the token embeddings: (M, D) -> (M, width of the embedding)."""

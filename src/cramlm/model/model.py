@@ -119,6 +119,8 @@ class PackedBatch:
     external: Tensor
     soft_labels: Tensor
     causal_from: Tensor
+    candidates: Tensor
+    stand_for: Tensor
     chance: Tensor
     targets: Tensor
     term: str
@@ -204,6 +206,17 @@ class Model(nn.Module):
     def mlm_logits(self, hidden: Tensor, masked: Tensor) -> Tensor:
         """Vocabulary logits at the flat positions `masked`, (M, V); tied to the token embedding."""
         logits: Tensor = self.mlm_head(hidden.index_select(0, masked), self.encoder.word_embeddings)
+        return logits
+
+    def candidate_logits(self, hidden: Tensor, batch: PackedBatch) -> Tensor:
+        """Logits of the batch's candidates at its masked positions, (M, C), each plus ln of the number of tokens that it stands for.
+
+        Their softmax estimates that over the vocabulary.
+        """
+        head, candidates = self.mlm_head, batch.candidates
+        embedding = self.encoder.word_embeddings.index_select(0, candidates)
+        bias = head.decoder_bias.index_select(0, candidates) + batch.stand_for.log()
+        logits: Tensor = head(hidden.index_select(0, batch.masked), embedding, bias)
         return logits
 
     def task_logits(self, hidden: Tensor, batch: PackedBatch, *, dropout: Dropout | None = None) -> Tensor:

@@ -81,7 +81,10 @@ FEW_TEXTS, FEW_RATES = 300, 0.1
 rates (docs/log.md)."""
 SHORT: Final = 300 * NOMINAL_FLOPS
 LONG: Final = 3600 * NOMINAL_FLOPS
+BATCH: Final = 4096
 LONG_BATCH: Final = 16_384
+CANDIDATES: Final = 1 / 4
+"""Tokens that the softmax is over, relative to those of a batch: a fifth is predicted, and many of these are equal (docs/log.md)."""
 
 
 def joint_phase() -> PhaseConfig:
@@ -93,7 +96,8 @@ def joint_phase() -> PhaseConfig:
         task=1,
         mixing="blended",
         masking=MaskingConfig(rate=0.2, mask_share=1.0, random_share=0.0),
-        batch_size=4096,
+        batch_size=BATCH,
+        candidates=int(CANDIDATES * BATCH),
         optimizer=OptimizerConfig(kind="muon"),
         schedule=ScheduleConfig(kind="wsd", warmup_fraction=0.03, decay_fraction=0.4),
         keep="last",
@@ -219,7 +223,8 @@ def from_checkpoint(phase: PhaseConfig, encoder: EncoderConfig) -> PhaseConfig:
     phase = smoothed(without_teacher(phase), 0.0)
     if phase.text_terms and not phase.terms_of(ImportantTokens):
         masks = phase.masking.model_copy(update=BERT_MASKS.model_dump(include={"rate", "mask_share", "random_share"}))
-        return phase.model_copy(update={**common, "masking": masks, "optimizer": OptimizerConfig(kind="adamw", learning_rate=1e-4)})
+        optimizer = OptimizerConfig(kind="adamw", learning_rate=1e-4)
+        return phase.model_copy(update={**common, "masking": masks, "candidates": None, "optimizer": optimizer})
     rate = 2e-5 if encoder.hidden >= 768 else 1e-4
     tuned = {"optimizer": OptimizerConfig(kind="adamw", learning_rate=rate), "max_passes": TUNING_PASSES}
     return phase.model_copy(update={**common, **tuned, "batch_size": 16})
@@ -241,7 +246,8 @@ def for_budget(phase: PhaseConfig, flops: float) -> PhaseConfig:
     """
     if flops <= LONG or not phase.text_terms or phase.batch_unit != "tokens":
         return phase
-    return phase.model_copy(update={"batch_size": LONG_BATCH})
+    candidates = None if phase.candidates is None else int(CANDIDATES * LONG_BATCH)
+    return phase.model_copy(update={"batch_size": LONG_BATCH, "candidates": candidates})
 
 
 def with_preset(config: RunConfig, name: str) -> RunConfig:

@@ -67,7 +67,8 @@ class Objective:
         """Return the batch of a step, with the tokens to predict of the text term that applies."""
         for term in self.text_terms:
             if term.of_origin(sampled.external).any() and term.applies(random):
-                return replace(term.batch(sampled, special, step=step, random=random), term=term.kind)
+                batch = replace(term.batch(sampled, special, step=step, random=random), term=term.kind)
+                return term.with_candidates(batch, special, random=random)
         return sampled.packed(self.phase, special)
 
     def tokens_read(self, pool: TokenPool, origin: Origin, special: SpecialIds, *, random: Random) -> float:

@@ -264,6 +264,8 @@ def _rows(batch: Batch, rows: IntArray, *, sequences: BoolArray) -> Batch:
         external=batch.external[sequences],
         soft_labels=batch.soft_labels[sequences],
         causal_from=batch.causal_from[sequences] if len(batch.causal_from) else batch.causal_from,
+        candidates=batch.candidates,
+        stand_for=batch.stand_for,
         chance=batch.chance[kept] if len(batch.chance) else batch.chance,
         targets=batch.targets[sequences] if len(batch.targets) else batch.targets,
         term=batch.term,

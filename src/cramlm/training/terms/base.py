@@ -30,6 +30,8 @@ Random: TypeAlias = Callable[[str], np.random.Generator]
 """A generator for each purpose, a function of (seed, phase, step, purpose)."""
 _T = TypeVar("_T", bound="type[Term]")
 _IMPLEMENTATIONS: dict[str, type[Term]] = {}
+_OTHERS = 4  # a step has at least one candidate more for so many tokens to predict
+_MULTIPLE = 64  # of candidates, so that few shapes of matrices occur
 
 
 def implements(config: type[TermConfig]) -> Callable[[_T], _T]:
@@ -173,6 +175,10 @@ class TextTerm(Term):
     def batch(self, sampled: Sampled, special: SpecialIds, *, step: int, random: Random) -> Batch:
         """Return the batch of a step with the positions that predict tokens (`masked`, `mlm_labels`) and their replaced tokens."""
 
+    def with_candidates(self, batch: Batch, special: SpecialIds, *, random: Random) -> Batch:
+        """Return the batch with the candidates of the phase, where the term predicts tokens of the vocabulary."""
+        return batch
+
     def tokens_read(self, pool: TokenPool, special: SpecialIds, *, random: Random) -> float:
         """Mean tokens of a pool's sequence in a batch."""
         return pool.mean_length
@@ -213,17 +219,48 @@ class PositionTerm(TextTerm):
 
 
 class VocabularyTerm(PositionTerm):
-    """A text term whose positions predict tokens through the vocabulary head."""
+    """A text term whose positions predict tokens through the vocabulary head.
+
+    With `candidates` in the phase the softmax is an estimate (sampled softmax, Jean et al. 2015): the exponentials of all tokens to
+    predict in the step, and a uniform sample of the others, each of which counts for as many as were not sampled. The tokens of a batch
+    are a few hundred distinct ones, so that the product with the embeddings is several times smaller. Losses are estimates as well; they
+    are lower than those of the whole vocabulary on the mean (Jensen's inequality), by less the larger the sample.
+    """
+
+    def with_candidates(self, batch: Batch, special: SpecialIds, *, random: Random) -> Batch:
+        """Return the batch with as many candidates as the phase says, rounded up to multiples of 64; with more of them if four fifths of
+        these were tokens to predict.
+        """
+        if self.phase.candidates is None:
+            return batch
+        is_label = np.zeros(special.vocab_size, dtype=np.bool_)
+        is_label[batch.mlm_labels] = True
+        others, labels = np.flatnonzero(~is_label), int(is_label.sum())
+        size = max(self.phase.candidates, labels + labels // _OTHERS)
+        size += -size % _MULTIPLE
+        if size >= special.vocab_size:
+            return batch
+        sampled = random("candidates").choice(others, size - labels, replace=False, shuffle=False)
+        candidates = np.sort(np.concatenate([np.flatnonzero(is_label), sampled]))
+        stand_for = np.where(is_label[candidates], 1.0, len(others) / len(sampled)).astype(np.float32)
+        return replace(batch, candidates=candidates, stand_for=stand_for)
 
     def loss(self, model: Model, hidden: Tensor, batch: PackedBatch, intermediate: Any, counts: Counts, *, scale: float) -> TermLoss:
         """Cross-entropy of the tokens."""
         weights, of = self.position_weights(batch, counts, scale=scale)
-        weighted, each = weighted_cross_entropy(model.mlm_logits(hidden, batch.masked), batch.mlm_labels, weights)
+        if len(batch.candidates):
+            logits = model.candidate_logits(hidden, batch)
+            # Padding of a batch in a CUDA graph (capture.py) predicts a token that may be larger than all candidates, with weight 0.
+            labels = torch.searchsorted(batch.candidates, batch.mlm_labels).clamp(max=len(batch.candidates) - 1)
+        else:
+            logits, labels = model.mlm_logits(hidden, batch.masked), batch.mlm_labels
+        weighted, each = weighted_cross_entropy(logits, labels, weights)
         return TermLoss(weighted, self.means(each, of, counts))
 
     def flops(self, model: Model, batch: Batch | PackedBatch) -> float:
         """Return the operations of the vocabulary head on the predicted positions."""
-        return 2.0 * len(batch.masked) * model.encoder_config.embedding_width * (model.encoder_config.hidden + model.vocab_size)
+        config, tokens = model.encoder_config, len(batch.candidates) or model.vocab_size
+        return 2.0 * len(batch.masked) * config.embedding_width * (config.hidden + tokens)
 
 
 class TokenHeadTerm(PositionTerm):
