@@ -102,7 +102,7 @@ def save_array(path: Path, values: npt.NDArray[Any]) -> None:
     """
     values = np.ascontiguousarray(values)
     with path.open("wb") as file:
-        np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(values))
+        file.write(array_header(values.dtype, values.shape))
         file.write(values.data.cast("B") if values.size else b"")
 
 
@@ -113,7 +113,7 @@ class ArrayFile:
         self._file = path.open("wb")
         self._dtype, self._row = np.dtype(dtype), row
         self._length = 0
-        self._header()
+        self._write_header()
 
     def append(self, values: npt.NDArray[Any]) -> None:
         """Write elements of the file's dtype, (n, *row)."""
@@ -125,16 +125,14 @@ class ArrayFile:
     def close(self) -> None:
         """Write the length into the header."""
         self._file.seek(0)
-        self._header()
+        self._write_header()
         self._file.close()
 
-    def _header(self) -> None:
-        # numpy pads the header so that it has one length for any number of values.
-        header = {"descr": self._dtype.str, "fortran_order": False, "shape": (self._length, *self._row)}
-        np.lib.format.write_array_header_1_0(self._file, header)
+    def _write_header(self) -> None:
+        self._file.write(array_header(self._dtype, (self._length, *self._row)))  # of one length for any number of values
 
 
-def array_header(dtype: type[np.generic], shape: tuple[int, ...]) -> bytes:
+def array_header(dtype: npt.DTypeLike, shape: tuple[int, ...]) -> bytes:
     """Return the beginning of the .npy file of an array, before its values in C order."""
     file = io.BytesIO()
     np.lib.format.write_array_header_1_0(file, {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": shape})
@@ -143,9 +141,7 @@ def array_header(dtype: type[np.generic], shape: tuple[int, ...]) -> bytes:
 
 def array_bytes(values: npt.NDArray[Any]) -> bytes:
     """Return the content of the .npy file that `save_array` would write."""
-    file = io.BytesIO()
-    np.lib.format.write_array(file, np.ascontiguousarray(values), allow_pickle=False)
-    return file.getvalue()
+    return array_header(values.dtype, values.shape) + values.tobytes()
 
 
 def map_array(path: Path) -> npt.NDArray[Any]:
@@ -197,18 +193,12 @@ def map_table(path: Path, *schemas: Any) -> tuple[Any, mmap.mmap]:
 
     try:
         with path.open("rb") as file:
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except FileNotFoundError as error:
-        raise ArtifactError(f"{path}: missing; the folder was written by another version of cramlm, build it again") from error
-    except ValueError as error:  # an empty file cannot be mapped
-        raise _damaged(path, error) from error
-    except OSError as error:
-        raise_if_refused(error, path)
-        raise _damaged(path, error) from error
-    try:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)  # ValueError for an empty file
         table = pa.ipc.open_file(pa.py_buffer(mapped), options=pa.ipc.IpcReadOptions(use_threads=False)).read_all()
         table.validate()
         columns = ", ".join(table.schema.names)
+    except FileNotFoundError as error:
+        raise ArtifactError(f"{path}: missing; the folder was written by another version of cramlm, build it again") from error
     except (pa.ArrowException, OSError, ValueError) as error:
         raise_if_refused(error, path)
         raise _damaged(path, error) from error
@@ -326,15 +316,13 @@ def _read_cached(path: Path) -> Arrays | None:
 
 def _write_cached(path: Path, arrays: Arrays) -> bool:
     """Write arrays; return False if the file cannot be written."""
-    body = io.BytesIO()
-    for array in arrays:
-        np.lib.format.write_array(body, np.ascontiguousarray(array), allow_pickle=False)
+    body = b"".join(map(array_bytes, arrays))
     temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
             temporary = Path(file.name)
-            file.write(hashlib.sha256(body.getvalue()).digest() + body.getvalue())
+            file.write(hashlib.sha256(body).digest() + body)
         temporary.replace(path)
     except OSError:
         if temporary is not None:
