@@ -134,7 +134,7 @@ def test_a_server_with_auto_precision_gives_the_labels_of_fp32(loaded: ServedMod
 
 def test_an_onnx_folder_gives_the_models_outputs(loaded: ServedModel, tiny_onnx: Path, texts: list[str]) -> None:
     other = load_model(tiny_onnx, 1)
-    assert (other.labels, other.max_length) == (loaded.labels, loaded.max_length)
+    assert (other.predictor.labels, other.predictor.max_length) == (loaded.predictor.labels, loaded.predictor.max_length)
     inputs = [*texts, "water " * 46, "water " * 47, "water " * 100, "water " * 40]
     pairs = [*[None] * (len(inputs) - 1), "river " * 40]
     ours, theirs = loaded.compute(inputs, pairs), other.compute(inputs, pairs)

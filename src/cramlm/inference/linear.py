@@ -20,7 +20,7 @@ import numpy as np
 
 from cramlm.errors import ArtifactError, UsageError
 from cramlm.evaluation.combination import COMBINATION_FILE, ENCODER, Combination
-from cramlm.evaluation.confidence import Confidence, load_confidence
+from cramlm.evaluation.confidence import load_confidence
 from cramlm.evaluation.kinds import KINDS
 from cramlm.inference.base import BasePredictor, EncoderPredictor, WordSpans, are_pairs, check_texts, read_provenance
 from cramlm.linear.files import MODEL_FILE, WEIGHTS_FILE, is_linear
@@ -219,17 +219,6 @@ def _at(values: Sequence[_Value], positions: Sequence[int]) -> list[_Value]:
 def has_combination(folder: Path) -> bool:
     """Return True if the folder of an encoder holds a combination."""
     return (folder / COMBINATION_FOLDER / COMBINATION_FILE).is_file()
-
-
-def confidence_in(folder: Path, model_part: ModelPart) -> Confidence | None:
-    """Read the confidence of the model that predicts; None if the folder has none.
-
-    Raises:
-        ArtifactError: if the file is damaged.
-    """
-    if is_linear(folder):
-        return load_confidence(folder)
-    return load_confidence(folder, ENCODER if model_part == "combined" and not has_combination(folder) else model_part)
 
 
 def load_linear(folder: Path, model_part: ModelPart) -> LinearPredictor:

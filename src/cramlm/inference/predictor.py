@@ -25,7 +25,6 @@ from cramlm.inference.linear import (
     CombinedPredictor,
     LinearPredictor,
     ModelPart,
-    confidence_in,
     has_combination,
     load_linear,
 )
@@ -250,7 +249,8 @@ def confidence_at(path: Path, model_part: ModelPart) -> Confidence:
     """
     folder = model_of(path)
     require_single_label(kind_in(folder), "abstaining", "leave it out")
-    confidence = confidence_in(folder, model_part)
+    of_encoder = model_part == "combined" and not has_combination(folder)
+    confidence = load_confidence(folder, None if is_linear(folder) else ENCODER if of_encoder else model_part)
     return usable_confidence(confidence, () if confidence is None else confidence.labels)
 
 

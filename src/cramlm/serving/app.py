@@ -211,18 +211,18 @@ def build_app(
 
 def _predictions(model: ServedModel, outputs: ModelOutputs) -> list[dict[str, Any]]:
     """Return the predictions in the form of `Prediction`, with the numbers of `Predictor.predict`."""
-    cut = (outputs.lengths > model.max_length).tolist()
-    made = KINDS[model.predictor.kind].predictions(outputs.values, model.labels)
+    cut = (outputs.lengths > model.predictor.max_length).tolist()
+    made = KINDS[model.predictor.kind].predictions(outputs.values, model.predictor.labels)
     fields = [field.name for field in dataclasses.fields(made[0])]
     predictions: list[dict[str, Any]] = [
         {**{name: getattr(prediction, name) for name in fields}, "truncated": truncated}
         for prediction, truncated in zip(made, cut, strict=True)
     ]
-    if model.abstention is not None:
-        confidences = model.abstention.confidence.of(outputs.values).tolist()
+    if model.abstain_below is not None:
+        confidences = model.predictor.calibrated().of(outputs.values).tolist()
         for prediction, confidence in zip(predictions, confidences, strict=True):
             prediction["confidence"] = confidence
-            if confidence < model.abstention.below:
+            if confidence < model.abstain_below:
                 prediction["label"] = None
     return predictions
 

@@ -21,11 +21,9 @@ from typing import Literal
 
 import numpy as np
 
-from cramlm.evaluation.confidence import Confidence, usable_confidence
 from cramlm.inference.base import BasePredictor
-from cramlm.inference.linear import ModelPart, confidence_in
+from cramlm.inference.linear import ModelPart
 from cramlm.inference.predictor import load_predictor
-from cramlm.model.tokenizer import UNCUT
 from cramlm.records import FloatArray, IntArray
 from cramlm.serving import Limits
 from cramlm.serving.middleware import Metrics
@@ -47,34 +45,11 @@ class ModelOutputs:
 
 
 @dataclass(frozen=True, slots=True)
-class Abstention:
-    """Predictions whose confidence is lower than `below` get no label."""
-
-    confidence: Confidence
-    below: float
-
-
-@dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A loaded model. abstention: None if every prediction has a label."""
+    """A loaded model. abstain_below: predictions of lower confidence get no label; None if every prediction has one."""
 
     predictor: BasePredictor
-    abstention: Abstention | None = None
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """The labels in the order of the outputs."""
-        return self.predictor.labels
-
-    @property
-    def max_length(self) -> int:
-        """Tokens of its input, `UNCUT` if it has no limit."""
-        return self.predictor.max_length
-
-    @property
-    def limit(self) -> str:
-        """The length limit as text."""
-        return "whole texts" if self.max_length == UNCUT else f"{self.max_length} tokens per text"
+    abstain_below: float | None = None
 
     def compute(self, texts: Sequence[str], pairs: Sequence[str | None]) -> ModelOutputs:
         """Compute the outputs of texts.
@@ -83,7 +58,7 @@ class ServedModel:
             UsageError: if the model does not read pairs, or nothing else. DivergedError: if a logit is not finite.
         """
         values, lengths = self.predictor.compute(texts, pairs)
-        full = np.flatnonzero(lengths == self.max_length).tolist()
+        full = np.flatnonzero(lengths == self.predictor.max_length).tolist()
         if full:  # truncated, or exactly that long: count these without truncation
             lengths[full] = self.predictor.whole_lengths([texts[index] for index in full], [pairs[index] for index in full])
         return ModelOutputs(values, lengths)
@@ -107,10 +82,9 @@ def load_model(
         ArtifactError, EnvironmentFault, UsageError: as `load_predictor`. UsageError: if the model has no confidence to abstain by.
     """
     predictor = load_predictor(folder, precision=precision, device=device, model_part=model_part, threads=threads)
-    abstention = None
     if abstain_below is not None:
-        abstention = Abstention(usable_confidence(confidence_in(folder, model_part), predictor.labels), abstain_below)
-    model = ServedModel(predictor, abstention)
+        predictor.calibrated()
+    model = ServedModel(predictor, abstain_below)
     pair = "second text" if predictor.trained_on_pairs else None
     model.compute(["warm up"], [pair])  # the first call is slow, and fails if the model is broken
     return model
@@ -199,7 +173,7 @@ class Batcher:
         if self.model is None or self._draining:
             raise NotReadyError("draining" if self._draining else "loading")
         assert self._loop is not None
-        tokens = sum(_estimate(text, pair, self.model.max_length) for text, pair in zip(texts, pairs, strict=True))
+        tokens = sum(_estimate(text, pair, self.model.predictor.max_length) for text, pair in zip(texts, pairs, strict=True))
         work = _Work(texts, pairs, tokens, self._loop.create_future(), self._clock())
         with self._changed:
             if self._waiting_texts + len(texts) > self._limits.queue_texts:
@@ -290,7 +264,9 @@ class Batcher:
                 self._compute(model, [work])
             return
         self._metrics.count_batch(
-            texts=len(texts), tokens=int(np.minimum(outputs.lengths, model.max_length).sum()), seconds=time.perf_counter() - started
+            texts=len(texts),
+            tokens=int(np.minimum(outputs.lengths, model.predictor.max_length).sum()),
+            seconds=time.perf_counter() - started,
         )
         results: list[tuple[_Work, ModelOutputs | Exception]] = []
         start = 0

@@ -32,6 +32,7 @@ from cramlm.errors import EnvironmentFault, UsageError, counted
 from cramlm.inference.base import are_pairs, read_provenance
 from cramlm.inference.folders import model_of
 from cramlm.inference.predictor import kind_in
+from cramlm.model.tokenizer import UNCUT
 from cramlm.serving import Address, Limits
 from cramlm.serving.app import build_app
 from cramlm.serving.batching import Batcher, ServedModel
@@ -64,7 +65,9 @@ def serve(
     started = time.monotonic()
 
     def loaded(model: ServedModel) -> None:
-        announce(f"ready after {time.monotonic() - started:.1f} s: {counted(len(model.labels), 'label')}, {model.limit}")
+        longest = model.predictor.max_length
+        limit = "whole texts" if longest == UNCUT else f"{longest} tokens per text"
+        announce(f"ready after {time.monotonic() - started:.1f} s: {counted(len(model.predictor.labels), 'label')}, {limit}")
 
     batcher = Batcher(lambda: load(folder), limits=limits, metrics=metrics, window_seconds=window_seconds, loaded=loaded)
     reads_pairs = are_pairs(read_provenance(folder)) is True
