@@ -49,7 +49,6 @@ from cramlm.data.parts import (
     allow_open_parts,
     by_part,
     decode,
-    digest_of_id,
     gather_texts,
     plan_parts,
     read_part,
@@ -65,6 +64,7 @@ from cramlm.storage.arrays import map_array, offsets_of, read_array, save_array,
 from cramlm.storage.artifacts import MANIFEST, hash_json, open_artifact, published_folders, write_json
 from cramlm.storage.locks import damage_named, lock, wait_while_locked
 from cramlm.storage.stages import raise_if_checking, shared_stage
+from cramlm.text.words import digest
 
 KIND: Final = STAGE
 CODE_FORMAT: Final = 4  # increase when the same parts give other files
@@ -517,8 +517,8 @@ def _refuse_ids_of_nameless_rows(inputs: Sequence[_Input], stamps: Sequence[File
 
 def _line_of_id(part: _Input, own_id: bytes, stamps: Sequence[FileStamp]) -> str:
     """Return file:line of an id that a row of a part has of its own."""
-    digest = np.frombuffer(digest_of_id(own_id), np.uint64)
-    index = int(np.flatnonzero((part.array("own_ids") == digest).all(axis=1))[0])
+    own_digest = np.frombuffer(digest(own_id), np.uint64)
+    index = int(np.flatnonzero((part.array("own_ids") == own_digest).all(axis=1))[0])
     file = int(np.searchsorted(np.cumsum([file["own_ids"] for file in part.files]), index, side="right"))
     return f"{stamps[part.first_file + file].path}:{part.array('own_id_lines')[index]}"
 

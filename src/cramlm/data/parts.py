@@ -64,7 +64,7 @@ from cramlm.storage.arrays import (
 from cramlm.storage.artifacts import hash_json, open_artifact, write_json
 from cramlm.storage.locks import damage_named, environment_faults
 from cramlm.storage.stages import stage
-from cramlm.text.words import MeasuredText, cut_passages
+from cramlm.text.words import MeasuredText, cut_passages, digest
 
 KIND: Final = "part"
 PART_FILE: Final = "part.arrow"
@@ -290,17 +290,17 @@ class _PartWriter:
             self._keep(passage, passage.count_words(), passage_id, source, counts)
 
     def _record_id(self, own_id: bytes, line: int, counts: _FileCounts) -> None:
-        self._own_ids += digest_of_id(own_id)
+        self._own_ids += digest(own_id)
         self._own_id_lines.append(line)
         counts.own_ids += 1
 
     def _keep(self, passage: MeasuredText, words: int, passage_id: bytes, source: str | None, counts: _FileCounts) -> None:
-        digest = passage.duplicate_key()
-        if digest in self._seen and self._config.duplicates != "none":
+        key = passage.duplicate_key()
+        if key in self._seen and self._config.duplicates != "none":
             counts.duplicates += 1
             return
-        self._seen.add(digest)
-        self._digests += digest
+        self._seen.add(key)
+        self._digests += key
         if self._config.duplicates == "words":
             self._word_digests += passage.words_key()
         self._text.append(passage.data)
@@ -343,11 +343,6 @@ class _PartWriter:
         self._text_hash.update(offsets.data)
         statistics = {"files": [asdict(counts) for counts in self._files], "text_sha256": self._text_hash.hexdigest()}
         write_json(self._folder / "statistics.json", statistics)
-
-
-def digest_of_id(own_id: bytes) -> bytes:
-    """Return the digest of an id in own_ids.npy, 16 bytes."""
-    return blake2b(own_id, digest_size=16).digest()
 
 
 def part_schema(*, word_digests: bool) -> Any:
