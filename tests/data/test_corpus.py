@@ -173,7 +173,7 @@ def shift_offsets(*offsets: int) -> Callable[[Corpus], None]:
         assert content.count(before) == 1
         file.write_bytes(content.replace(before, np.array(offsets).tobytes()))
         with pytest.raises(ArtifactError, match=r"part\.arrow: damaged, the offsets do not fit the text"):
-            PartColumns(corpus.parts[0].path).text()
+            PartColumns(corpus.parts[0].path).strings("text")
 
     return shift
 

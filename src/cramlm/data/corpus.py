@@ -174,7 +174,7 @@ class Corpus:
 
     def words(self, positions: IntArray) -> IntArray:
         """Return the number of words of the documents at these positions, int64."""
-        return self._per_document(positions, lambda part, indices: part.words()[indices])
+        return self._per_document(positions, lambda part, indices: part.columns.numbers("words")[indices])
 
     def sizes(self, positions: IntArray) -> IntArray:
         """Return the size in bytes of the documents at these positions, int64."""
@@ -384,24 +384,23 @@ class _Input:
 
     def nameless(self) -> BoolArray:
         """Return a mask of the passages of rows without id."""
-        data, offsets = PartColumns(self.path).ids()
+        data, offsets = PartColumns(self.path).strings("id")
         return np.asarray(data[offsets[:-1]] == NAMELESS[0])
 
     def ids_with(self, character: str) -> BoolArray:
         """Return a mask of the passages with an ASCII character in their id."""
-        data, offsets = PartColumns(self.path).ids()
+        data, offsets = PartColumns(self.path).strings("id")
         mask = np.zeros(self.passages, np.bool_)
         mask[np.searchsorted(offsets, np.flatnonzero(data == ord(character)), side="right") - 1] = True
         return mask
 
     def ids(self, chosen: BoolArray) -> Iterator[bytes]:
         """Yield the ids of some passages, as the part has them."""
-        data, offsets = PartColumns(self.path).ids()
+        data, offsets = PartColumns(self.path).strings("id")
         return (data[offsets[index] : offsets[index + 1]].tobytes() for index in np.flatnonzero(chosen).tolist())
 
     def array(self, name: str) -> npt.NDArray[Any]:
-        values: npt.NDArray[Any] = read_array(self.path / f"{name}.npy")
-        return values
+        return read_array(self.path / f"{name}.npy")
 
 
 def merge_parts(plans: Sequence[PartPlan], store: Path, folder: Path) -> dict[str, Any]:
@@ -577,7 +576,7 @@ class _Merger:
     def _add(self, part: _Input, keep: BoolArray, digests: _Digests, source: Int32Array) -> None:
         """Count a part's kept passages and write their source numbers to `source`."""
         columns = PartColumns(part.path)
-        lengths = np.diff(columns.text()[1])[keep]
+        lengths = np.diff(columns.strings("text")[1])[keep]
         self._words += int(columns.numbers("words")[keep].sum(dtype=np.int64))
         self._bytes += int(lengths.sum())
         self._texts.update(digests[keep].data)

@@ -399,13 +399,11 @@ class PartColumns:
         weakref.finalize(self, os.close, self._descriptor)
         self._column = batches[0].column if batches else lambda name: pa.array([], table.schema.field(name).type)
 
-    def text(self) -> tuple[npt.NDArray[np.uint8], IntArray]:
-        """Return the UTF-8 of all passages without separators, uint8 (bytes,), and their offsets, int64 (passages + 1,)."""
-        return self._strings("text")
-
-    def ids(self) -> tuple[npt.NDArray[np.uint8], IntArray]:
-        """Return the UTF-8 of all ids and their offsets."""
-        return self._strings("id")
+    def strings(self, name: str) -> tuple[npt.NDArray[np.uint8], IntArray]:
+        """Return the column "text" or "id": UTF-8 without separators, uint8 (bytes,), and its offsets, int64 (passages + 1,)."""
+        data, offsets = text_buffers(self._column(name))
+        check_offsets(self._file, offsets, end=int(offsets[-1]))  # Arrow has compared the end with the data
+        return data[: offsets[-1]], offsets
 
     def numbers(self, name: str) -> Int32Array:
         """Return the column "words" or "source", int32 (passages,)."""
@@ -421,8 +419,8 @@ class PartColumns:
 
     @cached_property
     def text_start(self) -> int:
-        """Offset in the file of the bytes that `text` returns."""
-        return int(self.text()[0].ctypes.data - np.frombuffer(self.mapped, np.uint8).ctypes.data)
+        """Offset in the file of the bytes of the text."""
+        return int(self.strings("text")[0].ctypes.data - np.frombuffer(self.mapped, np.uint8).ctypes.data)
 
     def read_text(self, start: int, target: memoryview) -> None:
         """Fill `target` with the text from byte `start` on, from the file: no page of it is mapped.
@@ -435,11 +433,6 @@ class PartColumns:
             done += size
         if done < len(target):
             raise ArtifactError(f"{self._file}: damaged, its text ends after {start + done} bytes; delete the folder and build it again")
-
-    def _strings(self, name: str) -> tuple[npt.NDArray[np.uint8], IntArray]:
-        data, offsets = text_buffers(self._column(name))
-        check_offsets(self._file, offsets, end=int(offsets[-1]))  # Arrow has compared the end with the data
-        return data[: offsets[-1]], offsets
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -469,7 +462,7 @@ class Part:
         """
         artifact = open_artifact(path, kind=KIND)
         columns = PartColumns(path)
-        buffer, offsets = columns.text()
+        buffer, offsets = columns.strings("text")
         kept = None
         if len(dropped):
             if dropped[0] < 0 or dropped[-1] >= len(offsets) - 1:
@@ -486,10 +479,6 @@ class Part:
         start = self.columns.text_start // mmap.PAGESIZE * mmap.PAGESIZE
         if end := len(self.buffer):
             self.columns.mapped.madvise(mmap.MADV_DONTNEED, start, self.columns.text_start - start + end)
-
-    def words(self) -> Int32Array:
-        """Return the number of words of every passage of the part, int32."""
-        return self.columns.numbers("words")
 
     def index_of(self, kept: IntArray) -> IntArray:
         """Return the indices in the part of these kept passages."""
@@ -509,7 +498,7 @@ class PartIds:
         self._path, self._names, self._own_ids_repeat = path, names, own_ids_repeat
         with damage_named(path, REBUILD):
             counts = [file["passages"] for file in read_statistics(path)["files"]]
-        self._ids, self._offsets = columns.ids()
+        self._ids, self._offsets = columns.strings("id")
         if len(counts) != len(names) or sum(counts) != len(self._offsets) - 1:
             raise ArtifactError(f"{path}: is not the part that the corpus was built from; delete the corpus and build it again")
         self._ends = np.cumsum(counts)
