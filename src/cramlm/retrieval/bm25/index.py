@@ -27,7 +27,7 @@ from cramlm.records import Emit, Event, FloatArray, IntArray, silent
 from cramlm.retrieval.bm25 import search as bm25
 from cramlm.retrieval.bm25.analysis import PLAIN, Analyzer
 from cramlm.retrieval.bm25.search import Queries, Scoring, Statistics, count_in_segments, make_queries, tokenize_texts
-from cramlm.retrieval.bm25.segment import CODE_FORMAT, Segment, SegmentPlan, build_segment, check_analyzer, plan_segments, segment_job
+from cramlm.retrieval.bm25.segment import CODE_FORMAT, PLANS, Segment, SegmentPlan, build_segment, check_analyzer, plan_segments
 from cramlm.storage.arrays import offsets_of, spread
 from cramlm.storage.artifacts import MANIFEST, Artifact, hash_json, open_artifact, published_folders, verify, write_json
 from cramlm.storage.locks import damage_named, lock, wait_while_locked
@@ -37,6 +37,7 @@ KIND: Final = "index"
 LISTING: Final = "index.json"
 SUMS: Final = ("documents", "postings", "tokens")
 BM25: Final = Scoring()
+_BUILD: Final = "cramlm.retrieval.bm25.segment:segment_job"
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +181,9 @@ def build_index(
             for number, plan in enumerate(plans):
                 build_segment(corpus, plan, store / "segments", emit=partial(on_event, number))
         else:
-            _build_segments(corpus, plans, store, executor or Processes(workers), on_event)
+            folders = {"corpus": str(corpus.path.absolute()), "segments": str((store / "segments").absolute())}
+            tasks = [{**folders, "plan": PLANS.dump_python(plan, mode="json")} for plan in plans]
+            (executor or Processes(workers)).map(_BUILD, tasks, on_event=on_event)
 
     def write(folder: Path) -> None:
         started = time.monotonic()
@@ -244,15 +247,6 @@ def _listed_plans(path: Path, analyzer: Analyzer) -> list[SegmentPlan]:
     return [
         SegmentPlan(first, entry["documents"], tuple(entry["content"]), analyzer) for first, entry in zip(firsts, entries, strict=False)
     ]
-
-
-def _build_segments(corpus: Corpus, plans: Sequence[SegmentPlan], store: Path, executor: Executor, on_event: SummedProgress) -> None:
-    folders = {"corpus": str(corpus.path.absolute()), "segments": str((store / "segments").absolute())}
-    executor.map(
-        f"{segment_job.__module__}:{segment_job.__name__}",
-        [{**folders, "plan": plan.as_dict()} for plan in plans],
-        on_event=on_event,
-    )
 
 
 def _latest_segments(store: Path) -> list[tuple[str, ...]]:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 import mmap
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -28,6 +28,7 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import TypeAdapter
 
 from cramlm.data.corpus import Corpus
 from cramlm.errors import ArtifactError
@@ -199,18 +200,14 @@ class SegmentPlan:
         """Stage key of the segment."""
         return {"code": CODE_FORMAT, "analyzer": self.analyzer.name, "content": list(self.content)}
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return JSON data, from which `from_dict` makes the plan again."""
-        return {"first": self.first, "count": self.count, "content": list(self.content), "analyzer": self.analyzer.as_dict()}
-
-    @staticmethod
-    def from_dict(data: Mapping[str, Any]) -> SegmentPlan:
-        return SegmentPlan(data["first"], data["count"], tuple(data["content"]), Analyzer.from_dict(data["analyzer"]))
-
     @property
     def name(self) -> str:
         """Name of the segment's folder."""
         return hash_json(self.key)[:16]
+
+
+PLANS: Final = TypeAdapter(SegmentPlan)
+"""Turns a plan into plain JSON and back, for another process."""
 
 
 def plan_segments(corpus: Corpus, earlier: Sequence[tuple[str, ...]] = (), *, analyzer: Analyzer = PLAIN) -> list[SegmentPlan]:
@@ -270,11 +267,11 @@ def build_segment(corpus: Corpus, plan: SegmentPlan, segments: Path, *, emit: Em
 
 
 def segment_job(task: dict[str, Any], emit: Emit) -> None:
-    """Run `build_segment` on plain JSON: {"corpus": folder, "segments": folder, "plan": SegmentPlan.as_dict()}. Waits while another process
+    """Run `build_segment` on plain JSON: {"corpus": folder, "segments": folder, "plan": that of `PLANS`}. Waits while another process
     builds the same segment.
     """
     corpus = Corpus.open(Path(task["corpus"]))
-    plan = SegmentPlan.from_dict(task["plan"])
+    plan = PLANS.validate_python(task["plan"])
     wait_while_locked(lambda: build_segment(corpus, plan, Path(task["segments"]), emit=emit), stage="index", emit=emit)
 
 
