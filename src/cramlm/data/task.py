@@ -18,12 +18,13 @@ import numpy as np
 
 from cramlm.config.run import OPTIONAL_ID, OnBadRow, TaskConfig
 from cramlm.data.labels import RULES, LabelRules, spelled_otherwise
-from cramlm.errors import ArtifactError, DataError, UsageError, brief, counted
+from cramlm.errors import DataError, UsageError, brief, counted
 from cramlm.io.paths import STDIN, stamp_input
 from cramlm.io.readers import MAX_RECORD_BYTES, Reader
 from cramlm.io.rows import Column, Row, has_remedy
 from cramlm.records import Emit, Event, Example, Scale, Split, Task, TaskKind, silent
 from cramlm.storage.artifacts import Artifact, hash_json, open_artifact, verify
+from cramlm.storage.locks import damage_named
 from cramlm.storage.stages import stage
 from cramlm.text.markers import Markers
 from cramlm.text.words import spaced_name
@@ -438,15 +439,13 @@ def load_task(run: Path) -> Task:
     """
     folder = open_artifact(run / KIND, kind=KIND).path
     verify(folder)
-    try:
+    with damage_named(folder, "delete the folder and run `cramlm fit` again"):
         description = json.loads((folder / _DESCRIPTION).read_bytes())
         train, dev, test = (tuple(_read_saved(folder / f"{split}.jsonl")) for split in _SPLITS)
         labels, scale = tuple(description["labels"]), Scale(**description["scale"])
         unlabelled = tuple(_read_saved(folder / f"{_UNLABELLED}.jsonl")) if (folder / f"{_UNLABELLED}.jsonl").is_file() else ()
         label_texts = texts_of_labels(labels) if description["label_names"] else ()
         return Task(train, dev, test, labels, bool(description["dev_is_split"]), description["kind"], scale, unlabelled, label_texts)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ArtifactError(f"{folder}: damaged ({error}); delete the folder and run `cramlm fit` again") from error
 
 
 def _row(example: Example) -> dict[str, Any]:

@@ -21,13 +21,12 @@ import numpy.typing as npt
 from cramlm.config.retriever import DenseConfig
 from cramlm.data.corpus import Corpus
 from cramlm.data.parts import Part
-from cramlm.errors import ArtifactError
 from cramlm.records import Emit, Event, FloatArray, IntArray
 from cramlm.retrieval.queries import query_texts
 from cramlm.retrieval.ranking import STAGE, Fills, Proposal, QueryCounts, best_of_hits, cap_per_query, of_parts, search_deeper
-from cramlm.storage.arrays import ArrayFile
+from cramlm.storage.arrays import ArrayFile, map_array
 from cramlm.storage.artifacts import hash_json
-from cramlm.storage.locks import raise_if_refused
+from cramlm.storage.locks import damage_named
 from cramlm.storage.stages import shared_stage
 
 CODE_FORMAT: Final = 1  # increase when the same encoder gives other vectors
@@ -110,12 +109,8 @@ def embed_part(corpus: Corpus, part: Part, encoder: TextEncoder, store: Path, *,
         (file or ArrayFile(folder / "vectors.npy", np.float32, row=(0,))).close()
 
     path = shared_stage(store / "embeddings" / hash_json(key)[:16], kind="embeddings", key=key, write=write, emit=of_parts(emit)).path
-    try:
-        vectors: FloatArray = np.load(path / "vectors.npy", mmap_mode="r" if len(part) else None, allow_pickle=False)
-    except (ValueError, OSError) as error:
-        raise_if_refused(error, path)
-        raise ArtifactError(f"{path}: damaged vectors ({error}); delete the folder and run again") from error
-    return vectors
+    with damage_named(path, "delete the folder and run again", what="damaged vectors"):
+        return map_array(path / "vectors.npy")
 
 
 def nearest(queries: FloatArray, parts: Sequence[tuple[int, FloatArray]], *, limit: int, emit: Emit) -> Iterator[tuple[int, PackedScores]]:

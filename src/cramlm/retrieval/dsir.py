@@ -32,13 +32,13 @@ import numpy as np
 from cramlm.config.retriever import DsirConfig
 from cramlm.data.corpus import Corpus
 from cramlm.data.parts import Part
-from cramlm.errors import ArtifactError, DataError
+from cramlm.errors import DataError
 from cramlm.io.threads import Workers
 from cramlm.records import Emit, Event, IntArray
 from cramlm.retrieval.ranking import STAGE, Fills, Proposal, of_parts, one_each
-from cramlm.storage.arrays import read_array, save_array, separated
+from cramlm.storage.arrays import map_array, read_array, save_array, separated
 from cramlm.storage.artifacts import hash_json
-from cramlm.storage.locks import raise_if_refused
+from cramlm.storage.locks import damage_named
 from cramlm.storage.stages import shared_stage
 from cramlm.text.ngrams import BLOCK, Doubles, Ngrams, count, hash_block, hash_texts, log_probabilities
 
@@ -111,14 +111,10 @@ def part_ngrams(corpus: Corpus, part: Part, store: Path, *, buckets: int, thread
         save_array(folder / "counts.npy", counts)
 
     path = shared_stage(store / "ngrams" / hash_json(key)[:16], kind="ngrams", key=key, write=write, emit=of_parts(emit)).path
-    try:
-        offsets = np.load(path / "offsets.npy", mmap_mode="r", allow_pickle=False)
+    with damage_named(path, "delete the folder and run again", what="damaged n-grams"):
+        offsets = map_array(path / "offsets.npy")
         found = np.memmap(path / "buckets.bin", dtype="<u2", mode="r") if offsets[-1] else np.zeros(0, np.uint16)
-        counts = read_array(path / "counts.npy")
-    except (ValueError, OSError) as error:
-        raise_if_refused(error, path)
-        raise ArtifactError(f"{path}: damaged n-grams ({error}); delete the folder and run again") from error
-    return Ngrams(found, offsets), counts
+        return Ngrams(found, offsets), read_array(path / "counts.npy")
 
 
 def in_order(function: Callable[[Item], Result], items: Iterable[Item], *, threads: int) -> Iterator[Result]:
