@@ -59,7 +59,7 @@ def test_every_model_of_the_folder_predicts_equally_in_python_on_the_command_lin
         assert [json.loads(line)["probabilities"] for line in shown.splitlines()] == expected
         served = load_model(finished / "export", None, model_part=model_part)  # type: ignore[arg-type]
         outputs = served.compute(texts, [None] * len(texts)).values
-        assert [dict(zip(served.labels, row.tolist(), strict=True)) for row in outputs] == expected
+        assert [dict(zip(predictor.labels, row.tolist(), strict=True)) for row in outputs] == expected
         different.add(predictor.probabilities(texts).tobytes())
     assert len(different) == 4
 
