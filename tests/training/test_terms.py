@@ -30,6 +30,7 @@ from cramlm.records import Batch
 from cramlm.training.batching import Batches
 from cramlm.training.objective import gradients, in_parts, objective_of
 from cramlm.training.sequences import TokenPool, share_of_batch
+from cramlm.training.terms.base import VocabularyTerm
 from cramlm.training.terms.replaced_tokens import replace_tokens, sample_tokens
 
 OBJECTIVES: dict[str, dict[str, Any]] = {
@@ -271,6 +272,13 @@ def test_candidates_are_the_tokens_to_predict_and_a_sample_of_the_others_which_s
     assert len(everything.candidates) == 0
     many = make_batches(make_phase(candidates=1, batch_size=128)).batch(0)
     assert len(np.unique(many.mlm_labels)) * 1.25 <= len(many.candidates) + 1 < VOCABULARY
+
+
+@pytest.mark.parametrize("objective", [*OBJECTIVES, *PLAIN])
+def test_the_settings_of_a_term_say_whether_candidates_limit_its_softmax(objective: str) -> None:
+    phase = make_phase(**{**OBJECTIVES, **PLAIN}[objective])
+    limited = {term.kind for term in objective_of(phase).text_terms if isinstance(term, VocabularyTerm)}
+    assert limited == {term.kind for term in phase.terms if term.reads_candidates}
 
 
 def test_the_softmax_over_candidates_estimates_that_over_the_vocabulary_without_bias() -> None:

@@ -62,6 +62,8 @@ class TermConfig(FrozenModel):
     """True if the phase's `masking` chooses the tokens that the term predicts."""
     trains_mlm_head: ClassVar[bool] = False
     """True if the vocabulary head learns to predict masked tokens."""
+    reads_candidates: ClassVar[bool] = False
+    """True if the phase's `candidates` limit the softmax of the vocabulary head."""
     needs_words: ClassVar[bool] = False
     """True if the term needs word boundaries, whatever the masks."""
     needs_token_labels: ClassVar[bool] = False
@@ -86,6 +88,7 @@ class Mlm(TermConfig):
     reads_text: ClassVar[bool] = True
     masks: ClassVar[bool] = True
     trains_mlm_head: ClassVar[bool] = True
+    reads_candidates: ClassVar[bool] = True
 
     kind: Literal["mlm"] = "mlm"
     on: Origin = "external"
@@ -99,6 +102,7 @@ class Causal(TermConfig):
     """
 
     reads_text: ClassVar[bool] = True
+    reads_candidates: ClassVar[bool] = True
 
     kind: Literal["causal"] = "causal"
     on: Origin = "external"
@@ -110,6 +114,7 @@ class SpanInfilling(TermConfig):
 
     reads_text: ClassVar[bool] = True
     needs_words: ClassVar[bool] = True
+    reads_candidates: ClassVar[bool] = True
     works_with_prompt: ClassVar[bool] = False
 
     kind: Literal["span_infilling"] = "span_infilling"

@@ -165,7 +165,7 @@ def _loss(term: TermConfig) -> str:
 def _training_of(phase: PhaseConfig) -> Iterator[str]:
     if any(term.masks for term in phase.terms):
         yield _masks(phase.masking)
-    if phase.candidates is not None and phase.text_terms:
+    if phase.candidates is not None and any(term.reads_candidates for term in phase.terms):
         yield f"softmax over {phase.candidates:,} tokens of the vocabulary: those to predict, and a sample of the others"
     length = f"{phase.passes:g} passes" if phase.passes else "steps set by the planner from the budget"
     most = f", at most {phase.max_passes:g} passes" if phase.max_passes and phase.steps is None else ""
