@@ -15,7 +15,7 @@ from cramlm.cli.console import show_explanation
 from cramlm.errors import ArtifactError, CramError, UsageError
 from cramlm.inference.base import BasePredictor, WordSpans, word_spans
 from cramlm.inference.explain import ExplainedWord, Explanation, explain, explain_at, log_odds, nearest_passages
-from cramlm.inference.folders import held_out, model_of, run_of
+from cramlm.inference.folders import model_of, run_of, texts_for_check
 from cramlm.inference.predictor import Predictor
 from cramlm.model.tokenizer import Tokenizer
 from cramlm.records import FloatArray, IntArray
@@ -123,7 +123,8 @@ def test_removing_the_top_words_changes_the_label(predictor: Predictor, finished
     """Without its three top words the label loses more probability than without three random words, on average."""
     generator = np.random.default_rng(0)
     without_top, without_random = [], []
-    for example in held_out(finished, limit=12):
+    examples = texts_for_check(finished, None, of="the words")
+    for example in examples[:: -(-len(examples) // 12)]:
         explanation = explain(predictor, example.text)
         column = predictor.labels.index(explanation.label)
         top = sorted(explanation.words, key=lambda word: -word.contribution)[:3]

@@ -124,17 +124,21 @@ def task_of(model: Path) -> Task | None:
 
 
 def texts_for_check(path: Path, texts: Sequence[Example] | None, *, of: str) -> Sequence[Example]:
-    """At most `MOST_TEXTS` texts on which another form of the model at `path` is compared with the model: `texts`, by default its run's.
+    """At most `MOST_TEXTS` texts on which another form of the model at `path` is compared with the model: `texts`, by default dev and test
+    texts of its run, evenly spaced.
 
     of: what the message says is compared.
 
     Raises:
-        UsageError: if there are none.
+        UsageError: if there are none. ArtifactError: if the run's copy of its texts is damaged.
     """
     if texts is None:
         if (run := run_of(path)) is None:
             raise UsageError(f"{path}: is not in a run, so there are no texts to check {of} on; pass --texts FILE")
-        texts = held_out(run, limit=MOST_TEXTS)
+        if (task := task_of(path)) is None:
+            raise UsageError(f"{run}: stores no texts of its task; run the same `cramlm fit` again, which adds them, or pass --texts FILE")
+        held_out = task.dev + task.test
+        texts = held_out[:: max(1, -(-len(held_out) // MOST_TEXTS))]
     if not texts:
         raise UsageError(f"there are no texts to check {of} on; pass --texts FILE")
     return texts[:MOST_TEXTS]
@@ -144,20 +148,6 @@ def folder_of_form(path: Path, name: str) -> Path:
     """Return the default folder of another form of the model at `path`: `name` in its run, or beside a model outside of a run."""
     run, folder = run_of(path), model_of(path)
     return run / name if run is not None else folder.parent / f"{folder.resolve().name}-{name}"
-
-
-def held_out(run: Path, *, limit: int) -> list[Example]:
-    """At most `limit` dev and test examples, evenly spaced, from the task stored in the run.
-
-    Raises:
-        UsageError: if the run stores none. ArtifactError: if the copy is damaged.
-    """
-    if not (run / TASK / MANIFEST).is_file():
-        raise UsageError(f"{run}: stores no texts of its task; run the same `cramlm fit` again, which adds them, or pass --texts FILE")
-    task = load_task(run)
-    examples = task.dev + task.test
-    stride = max(1, -(-len(examples) // limit))
-    return list(examples[::stride])
 
 
 def _unsuitable(kind: FolderKind, folder: Path) -> str:
