@@ -59,6 +59,7 @@ class LabelRules(Protocol):
 
     def task_labels(self, labels: Sequence[str], column: str) -> tuple[str, ...]:
         """Return `Task.labels` for these training rows, in the order of the logits."""
+        return tuple(sorted({name for label in labels for name in self.names(label)}))
 
     def scale(self, labels: Sequence[str]) -> Scale:
         """Return the scale of the training rows' numbers."""
@@ -102,9 +103,6 @@ class SingleLabel(LabelRules):
                 f"{path}: {len(counts):,} labels for {len(labels):,} rows ({shown}, …), more than one per two rows; these look like "
                 "numbers or ids, not classes: pass another --label-column, bin the values, or learn numbers with --task-type regression"
             )
-
-    def task_labels(self, labels: Sequence[str], column: str) -> tuple[str, ...]:
-        return tuple(sorted(set(labels)))
 
     def targets(self, labels: Sequence[str], names: Sequence[str], scale: Scale) -> tuple[IntArray, FloatArray]:
         ids = {name: number for number, name in enumerate(names)}
@@ -155,9 +153,6 @@ class MultiLabel(LabelRules):
                 f"{path}: {len(counts):,} labels that occur {counts.total():,} times in all ({shown}, …), less than twice each; is "
                 "--label-separator the file's, and --label-column the right one?"
             )
-
-    def task_labels(self, labels: Sequence[str], column: str) -> tuple[str, ...]:
-        return tuple(sorted({name for label in labels for name in _parse_labels(label)}))
 
     def targets(self, labels: Sequence[str], names: Sequence[str], scale: Scale) -> tuple[IntArray, FloatArray]:
         ids = {name: number for number, name in enumerate(names)}
