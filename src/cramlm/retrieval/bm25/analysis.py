@@ -191,7 +191,7 @@ class Vocabulary:
     def _split(self, text: ByteArray, offsets: IntArray) -> tuple[Int32Array, IntArray]:
         text, documents = read_only(text), len(offsets) - 1
         starts = np.zeros(documents + 1, np.int64)
-        table = _no_table() if kernels.is_ascii(text) else character_table()
+        table = _no_table() if text.max(initial=0) < 128 else character_table()
         self._state[1] = 0
         document = 0
         while document < documents:

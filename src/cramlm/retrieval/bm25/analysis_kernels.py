@@ -31,15 +31,6 @@ _LONG = np.uint64(1 << 63)
 
 
 @jit
-def is_ascii(text):
-    """Return True if all bytes are below 128."""
-    seen = np.uint8(0)
-    for i in range(len(text)):
-        seen |= text[i]
-    return seen < 128
-
-
-@jit
 def tokenize(
     text, offsets, first, last, normalised, codes, expansions, fold,
     keys, ids, term_bytes, term_offsets, state, tokens, starts, scratch, canonical,
