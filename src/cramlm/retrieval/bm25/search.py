@@ -112,17 +112,13 @@ def tokenize_texts(texts: Sequence[str], analyzer: Analyzer = PLAIN) -> Tokenize
     return TokenizedTexts(vocabulary, *vocabulary.tokenize(*joined([text.encode("utf-8", "replace") for text in texts])))
 
 
-def count_documents(vocabulary: Vocabulary, segment: Segment) -> IntArray:
-    """Return the document frequency in a segment of each term, int64 (terms,)."""
-    numbers = segment.find_terms(vocabulary)
-    return np.where(numbers >= 0, segment.document_frequencies[numbers] if segment.terms else 0, 0).astype(np.int64)
-
-
 def count_in_segments(tokens: TokenizedTexts, segments: Sequence[Segment]) -> IntArray:
-    """Return the sum of `count_documents` over some segments, int64 (terms,)."""
+    """Return the document frequency of each term over some segments, int64 (terms,)."""
     frequencies = np.zeros(len(tokens.vocabulary), np.int64)
     for segment in segments:
-        frequencies += count_documents(tokens.vocabulary, segment)
+        numbers = segment.find_terms(tokens.vocabulary)
+        found = numbers >= 0
+        frequencies[found] += segment.document_frequencies[numbers[found]]
     return frequencies
 
 
