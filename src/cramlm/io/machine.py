@@ -146,14 +146,10 @@ def _field(name: str) -> int | None:
 
 def describe_machine() -> str:
     """Describe this machine in one line of a log: processor, cores, memory, system; unknown parts are left out."""
-    parts = [_processor(), counted(os.cpu_count() or 1, "core"), _installed_memory()]
+    parts = [_processor_field("model name") or platform.processor(), counted(os.cpu_count() or 1, "core"), _installed_memory()]
     torch = importlib.metadata.version("torch")
     parts.append(f"{platform.system()} {platform.machine()}, Python {platform.python_version()}, torch {torch}")
     return ", ".join(part for part in parts if part)
-
-
-def _processor() -> str:
-    return _processor_field("model name") or platform.processor()
 
 
 def has_bf16_instructions(*, processors: Path = _PROCESSORS) -> bool:

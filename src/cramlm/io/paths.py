@@ -83,7 +83,7 @@ def stamp_input(name: str | Path) -> list[FileStamp]:
 
 def _stamp_remote(name: str) -> list[FileStamp]:
     files = find_hub_files(name) if scheme(name) == "hf" else find_files(name)
-    return [FileStamp.of_remote(file) for file in files]
+    return [FileStamp(file, file.bytes, 0) for file in files]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +93,6 @@ class FileStamp:
     path: Path | RemoteFile
     bytes: int
     mtime_ns: int
-
-    @staticmethod
-    def of_remote(file: RemoteFile) -> FileStamp:
-        return FileStamp(file, file.bytes, 0)
 
     @property
     def text_column(self) -> str | None:
@@ -390,11 +386,11 @@ class RemoteFile:
     def open(self, mode: str = "rb") -> RemoteBytes:
         """Open for random access (parquet). Raises as `find_files`."""
         assert mode == "rb"
-        return self._open({"block_size": _AHEAD} if scheme(self.url) in _SEQUENTIAL else {})
+        return self._open(_AHEAD)
 
     def stream(self) -> RemoteBytes:
         """Open for reading from start to end, over one connection if the server supports it. Raises as `find_files`."""
-        return self._open({"block_size": 0} if scheme(self.url) in _SEQUENTIAL else {})
+        return self._open(0)
 
     def check_whole(self, read: int, sha256: str) -> None:
         """Raise EnvironmentFault unless the number of bytes read and their hash match the file."""
@@ -407,11 +403,10 @@ class RemoteFile:
         """Return the file with its current size and version. Raises as `find_files`."""
         return self if self.pinned else describe(self.url, self.text_column)
 
-    def _open(self, options: dict[str, Any]) -> RemoteBytes:
+    def _open(self, block_size: int) -> RemoteBytes:
+        options = {"size": self.bytes, "block_size": block_size} if scheme(self.url) in _SEQUENTIAL else {}
         with remote_faults(self.url):
             system, path = open_system(self.url)
-            if scheme(self.url) in _SEQUENTIAL:
-                options = {"size": self.bytes, **options}
             return RemoteBytes(self.url, system.open(path, "rb", **options))
 
 
