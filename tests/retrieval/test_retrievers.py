@@ -15,7 +15,6 @@ from cramlm.errors import DataError
 from cramlm.records import silent
 from cramlm.retrieval.bm25.index import Bm25Index, build_index
 from cramlm.retrieval.ranking import (
-    Bound,
     Proposal,
     QueryCounts,
     Ranking,
@@ -115,8 +114,9 @@ BOUNDS: list[dict[str, int]] = [{"max_documents": 20}, {"max_documents": 150}, {
 @pytest.mark.parametrize("bound", BOUNDS, ids=str)
 def test_with_open_top_k_the_selection_is_that_of_the_deepest_search(world: World, bound: dict[str, int]) -> None:
     def slice_of(top_k: int | None) -> list[int]:
-        ranking = propose(world, Bm25Config(top_k=top_k, **bound), TEXTS[:2]).ranking
-        return ranking.position[: within_bound(ranking, world[0], Bound(bound.get("max_documents"), bound.get("max_tokens")))].tolist()
+        config = Bm25Config(top_k=top_k, **bound)
+        ranking = propose(world, config, TEXTS[:2]).ranking
+        return ranking.position[: within_bound(ranking, world[0], config)].tolist()
 
     assert slice_of(None) == slice_of(len(world[0]))
 
@@ -139,9 +139,9 @@ def test_a_search_goes_deeper_only_if_the_bound_is_not_filled(world: World, boun
 
 
 def test_at_least_one_document_is_kept_for_every_bound(world: World) -> None:
-    assert within_bound(one_each(np.arange(5)), world[0], Bound(tokens=1)) == 1
-    assert within_bound(one_each(np.arange(5)), world[0], Bound()) == 5
-    assert within_bound(one_each(np.arange(0)), world[0], Bound(documents=3, tokens=3)) == 0
+    assert within_bound(one_each(np.arange(5)), world[0], RandomConfig(max_tokens=1)) == 1
+    assert within_bound(one_each(np.arange(5)), world[0], RandomConfig()) == 5
+    assert within_bound(one_each(np.arange(0)), world[0], RandomConfig(max_documents=3, max_tokens=3)) == 0
 
 
 @given(st.lists(st.integers(-1, 5), max_size=40), st.integers(1, 4))

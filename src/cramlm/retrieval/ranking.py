@@ -160,19 +160,6 @@ def cap_per_query(ranking: Ranking, most: int | None) -> tuple[Ranking, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
-    """Maximum size of a selection: documents, estimated tokens; None = unlimited."""
-
-    documents: int | None = None
-    tokens: int | None = None
-
-
-def bound_of(config: RetrieverConfig) -> Bound:
-    """Return the bound in a retriever's config."""
-    return Bound(config.max_documents, config.max_tokens)
-
-
-@dataclass(frozen=True, slots=True)
 class Dropped:
     """A dropped document. index: in the ranking. reason: a few words. details: JSON data, what it matched."""
 
@@ -217,15 +204,15 @@ def estimate_tokens(text: npt.NDArray[np.uint8], offsets: IntArray) -> npt.NDArr
 
 
 def filter_ranking(
-    ranking: Ranking, corpus: Corpus, held_out: Sequence[Example], bound: Bound, *, duplicates: NearDuplicates | None = None
+    ranking: Ranking, corpus: Corpus, held_out: Sequence[Example], bound: RetrieverConfig, *, duplicates: NearDuplicates | None
 ) -> Iterator[Filtered]:
-    """Yield kept and dropped documents in order, until the bound is reached. Drops documents with held-out text and near-duplicates. At
-    least one document is kept, however long.
+    """Yield kept and dropped documents in order, until the bound is reached: `max_documents` or `max_tokens`, estimated. Drops documents
+    with held-out text and near-duplicates. At least one document is kept, however long.
     """
     held_out_texts = HeldOut(held_out)
     kept, tokens, start = 0, 0.0, 0
     while start < len(ranking):
-        size = _CHUNK if bound.documents is None else int(_SPARE * (bound.documents - kept)) + 100
+        size = _CHUNK if bound.max_documents is None else int(_SPARE * (bound.max_documents - kept)) + 100
         chunk = range(start, min(start + min(size, _CHUNK), len(ranking)))
         positions = ranking.position[chunk.start : chunk.stop]
         text, offsets = corpus.gather(positions)
@@ -255,30 +242,32 @@ def filter_ranking(
             return
 
 
-def _within(indices: IntArray, costs: npt.NDArray[np.float64], kept: int, tokens: float, bound: Bound) -> tuple[IntArray, int | None]:
+def _within(
+    indices: IntArray, costs: npt.NDArray[np.float64], kept: int, tokens: float, bound: RetrieverConfig
+) -> tuple[IntArray, int | None]:
     """Return the indices of a chunk that the bound allows, and the index of the chunk at which it is reached, None if it is not."""
     end: int | None = None
-    if bound.tokens is not None:
-        over = np.flatnonzero(tokens + np.cumsum(costs[indices]) > bound.tokens)
+    if bound.max_tokens is not None:
+        over = np.flatnonzero(tokens + np.cumsum(costs[indices]) > bound.max_tokens)
         over = over[over + kept > 0]  # at least one document is kept
         if len(over):
             end, indices = int(indices[over[0]]), indices[: over[0]]
-    if bound.documents is not None and kept + len(indices) >= bound.documents:
-        indices = indices[: bound.documents - kept]
+    if bound.max_documents is not None and kept + len(indices) >= bound.max_documents:
+        indices = indices[: bound.max_documents - kept]
         end = int(indices[-1]) + 1
     return indices, end
 
 
-def within_bound(ranking: Ranking, corpus: Corpus, bound: Bound) -> int:
+def within_bound(ranking: Ranking, corpus: Corpus, bound: RetrieverConfig) -> int:
     """Return how many documents from the beginning of the ranking fit the bound, without dropping any; at least one if there are any."""
-    count = len(ranking) if bound.documents is None else min(len(ranking), bound.documents)
-    if bound.tokens is None:
+    count = len(ranking) if bound.max_documents is None else min(len(ranking), bound.max_documents)
+    if bound.max_tokens is None:
         return count
     tokens = 0.0
     for start in range(0, count, _CHUNK):
         positions = ranking.position[start : min(start + _CHUNK, count)]
         sums = tokens + np.cumsum(estimate_tokens(*corpus.gather(positions)))
-        over = np.flatnonzero(sums > bound.tokens)
+        over = np.flatnonzero(sums > bound.max_tokens)
         over = over[over + start > 0]
         if len(over):
             return start + int(over[0])
@@ -294,10 +283,9 @@ def search_deeper(
     A union is sorted by rank, so that the selection is the same for every depth that fills it. fills: as in `Retriever.propose`.
     """
     if fills is None:
-        bound = bound_of(config)
 
         def fills(ranking: Ranking) -> bool:
-            return within_bound(ranking, corpus, bound) < len(ranking)
+            return within_bound(ranking, corpus, config) < len(ranking)
 
     proposal = search(config.depths[0])
     for depth, next_depth in pairwise(config.depths):

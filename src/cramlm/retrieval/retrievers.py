@@ -34,14 +34,12 @@ from cramlm.retrieval.queries import query_texts
 from cramlm.retrieval.ranking import (
     NO_QUERIES,
     STAGE,
-    Bound,
     Fills,
     Proposal,
     QueryCounts,
     Ranking,
     Retriever,
     best_of_hits,
-    bound_of,
     cap_per_query,
     one_each,
     search_deeper,
@@ -59,7 +57,7 @@ class UnionRetriever:
     positive, one per member.
     """
 
-    members: tuple[tuple[Retriever, Bound], ...]
+    members: tuple[tuple[Retriever, MemberConfig], ...]
     shares: tuple[float, ...]
 
     @property
@@ -141,10 +139,8 @@ def build_retriever(config: RetrieverConfig, context: RetrievalContext) -> Retri
     """
     match config:
         case UnionConfig():
-            parts = [_member(member, context) for member in config.retrievers]
-            bounds = [bound_of(member) for member in config.retrievers]
-            shares = config.shares or (1.0,) * len(parts)
-            return UnionRetriever(tuple(zip(parts, bounds, strict=True)), shares)
+            members = tuple((_member(member, context), member) for member in config.retrievers)
+            return UnionRetriever(members, config.shares or (1.0,) * len(members))
         case ElasticsearchConfig():
             return ElasticsearchRetriever(config, context.store)
         case _:

@@ -39,7 +39,6 @@ from cramlm.retrieval.ranking import (
     Filtered,
     Proposal,
     Ranking,
-    bound_of,
     count_reasons,
     filter_ranking,
 )
@@ -282,7 +281,7 @@ class _Writer:
         if self._filtered is None or self._filtered[0] is not ranking:
             threshold = self._config.near_duplicates
             duplicates = None if threshold is None else NearDuplicates(threshold)
-            parts = filter_ranking(ranking, self._corpus, _held_out(self._task), bound_of(self._config), duplicates=duplicates)
+            parts = filter_ranking(ranking, self._corpus, _held_out(self._task), self._config, duplicates=duplicates)
             self._filtered = ranking, list(parts)
         return self._filtered[1]
 
