@@ -94,10 +94,8 @@ def reference_search(texts: Sequence[str], query: str, limit: int, *, k1: float 
 
 def results(index: Bm25Index, queries: Sequence[str], **settings: object) -> list[list[tuple[int, float]]]:
     """`Bm25Index.search` as a list of (position, score) per query."""
-    hits = index.search(queries, **settings)
-    ends = hits.offsets.tolist()
-    pairs = list(zip(hits.position.tolist(), hits.score.tolist(), strict=True))
-    return [pairs[start:end] for start, end in pairwise(ends)]
+    found = index.search(queries, **settings)
+    return [list(zip(position.tolist(), score.tolist(), strict=True)) for position, score in found]
 
 
 def invented_texts(count: int, *, seed: int, words: tuple[int, int] = (5, 80), alphabet: str = "", vocabulary: int = 4000) -> list[str]:

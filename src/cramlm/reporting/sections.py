@@ -580,11 +580,9 @@ class Neighbours:
         """Return for every text at most `top_k` passages that share a word with it, best first."""
         if not texts:
             return []
-        hits = self._index.search(texts, limit=top_k)
         nearest: list[list[NearPassage]] = []
-        for number, text in enumerate(texts):
-            rows = range(int(hits.offsets[number]), int(hits.offsets[number + 1]))
-            pairs = [(int(hits.position[row]), float(hits.score[row])) for row in rows]
+        for text, (positions, scores) in zip(texts, self._index.search(texts, limit=top_k), strict=True):
+            pairs = zip(positions.tolist(), scores.tolist(), strict=True)
             nearest.append([NearPassage(self._rows[position], score, self._top_terms(text, position)) for position, score in pairs])
         return nearest
 

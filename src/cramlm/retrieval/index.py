@@ -11,7 +11,8 @@ import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import pairwise
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, TypedDict, TypeVar, Unpack
 
@@ -78,9 +79,7 @@ class Hits:
 
     def texts(self) -> list[list[str]]:
         """Return the texts of the documents, a list per query."""
-        flat = _texts(self._corpus, np.concatenate([np.empty(0, np.int64), *self.positions]))
-        ends = np.cumsum([0, *map(len, self.positions)]).tolist()
-        return [flat[start:end] for start, end in pairwise(ends)]
+        return _of_each(self.positions, partial(_texts, self._corpus))
 
 
 @dataclass(frozen=True, eq=False)
@@ -217,12 +216,8 @@ class Index:
         """
         _check_top_k(top_k)
         found = self.bm25.search(_list(queries), limit=top_k, scoring=scoring or self.scoring, threads=threads)
-        ends = found.offsets.tolist()
-        ids = self._ids(found.position)
-        parts = [slice(start, end) for start, end in pairwise(ends)]
-        return Hits(
-            [ids[part] for part in parts], [found.score[part] for part in parts], [found.position[part] for part in parts], self.corpus
-        )
+        positions = [position.copy() for position, _ in found]  # repeated queries share theirs
+        return Hits(_of_each(positions, self._ids), [score.copy() for _, score in found], positions, self.corpus)
 
     def union(self, queries: str | Sequence[str], top_k: int = 10, *, scoring: Scoring | None = None, threads: int = 1) -> UnionHits:
         """Return the union of the best `top_k` documents of every query. Memory: 12 bytes per document of the corpus.
@@ -423,6 +418,12 @@ def _list(queries: str | Sequence[str]) -> list[str]:
         if not isinstance(query, str):
             raise UsageError(f"query {number} is not a string but {type(query).__name__}; convert it, or leave it out")
     return listed
+
+
+def _of_each(positions: Sequence[IntArray], read: Callable[[IntArray], list[str]]) -> list[list[str]]:
+    """Return what `read` returns for the documents of all queries together, a list per query."""
+    flat = iter(read(np.concatenate([np.empty(0, np.int64), *positions])))
+    return [list(islice(flat, len(each))) for each in positions]
 
 
 def _texts(corpus: Corpus, positions: IntArray) -> list[str]:

@@ -12,7 +12,6 @@ import json
 import os
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
@@ -28,7 +27,6 @@ from cramlm.retrieval.bm25 import search as bm25
 from cramlm.retrieval.bm25.analysis import PLAIN, Analyzer
 from cramlm.retrieval.bm25.search import Queries, Scoring, Statistics, count_in_segments, make_queries, tokenize_texts
 from cramlm.retrieval.bm25.segment import CODE_FORMAT, PLANS, Segment, SegmentPlan, build_segment, check_analyzer, plan_segments
-from cramlm.storage.arrays import offsets_of, spread
 from cramlm.storage.artifacts import MANIFEST, Artifact, hash_json, open_artifact, published_folders, verify, write_json
 from cramlm.storage.locks import damage_named, lock, wait_while_locked
 from cramlm.storage.stages import raise_if_checking, shared_stage
@@ -38,18 +36,6 @@ LISTING: Final = "index.json"
 SUMS: Final = ("documents", "postings", "tokens")
 BM25: Final = Scoring()
 _BUILD: Final = "cramlm.retrieval.bm25.segment:segment_job"
-
-
-@dataclass(frozen=True, slots=True)
-class Bm25Hits:
-    """Hits of a batch of queries. Those of query q are position[offsets[q]:offsets[q + 1]], by (score descending, position ascending).
-
-    offsets: int64 (queries + 1,). position: int64, position in the corpus. score: float32, > 0.
-    """
-
-    offsets: IntArray
-    position: IntArray
-    score: FloatArray
 
 
 class Bm25Index:
@@ -112,19 +98,17 @@ class Bm25Index:
         tokens = tokenize_texts(texts, self.analyzer)
         return make_queries(tokens, count_in_segments(tokens, [segment for _, segment in self.segments]))
 
-    def search(self, texts: Sequence[str], *, limit: int, scoring: Scoring = BM25, threads: int = 1, emit: Emit = silent) -> Bm25Hits:
-        """Return the `limit` best documents for every text by BM25 (see search.py); repeated texts are searched once."""
+    def search(
+        self, texts: Sequence[str], *, limit: int, scoring: Scoring = BM25, threads: int = 1, emit: Emit = silent
+    ) -> list[tuple[IntArray, FloatArray]]:
+        """Return (positions in the corpus int64, scores float32 > 0) of the `limit` best documents for every text by BM25 (see search.py),
+        by score, then position; repeated texts are searched once.
+        """
         queries = self.compile(texts)
-        counts = np.zeros(len(queries) + 1, np.int64)
-        positions: list[IntArray] = [np.empty(0, np.int64)]
-        scores: list[FloatArray] = [np.empty(0, np.float32)]
+        found = {-1: (np.empty(0, np.int64), np.empty(0, np.float32))}  # of a text without a term in the index
         for number, position, score in self.search_distinct(queries, limit=limit, scoring=scoring, threads=threads, emit=emit):
-            counts[number] = len(position)
-            positions.append(position)
-            scores.append(score)
-        owner = queries.owner  # -1 (no term in the index) selects the last count, which is 0
-        order = spread(offsets_of(counts)[:-1][owner], counts[owner])
-        return Bm25Hits(offsets_of(counts[owner]), np.concatenate(positions)[order], np.concatenate(scores)[order])
+            found[number] = position, score
+        return [found[owner] for owner in queries.owner.tolist()]
 
     def search_distinct(
         self, queries: Queries, *, limit: int, scoring: Scoring = BM25, threads: int = 1, emit: Emit = silent
