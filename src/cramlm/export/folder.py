@@ -21,9 +21,9 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -52,13 +52,6 @@ _ENCODER_PACKAGES: Final = ("cramlm", "numpy", "safetensors", "tokenizers", "tor
 _LINEAR_PACKAGES: Final = ("cramlm", "numpy", "safetensors", "scikit-learn", "scipy")
 
 
-class FolderPart(Protocol):
-    """Something that lies in the folder of a model beside it."""
-
-    def save(self, folder: Path) -> None:
-        """Write the files of the part."""
-
-
 def publish_encoder(
     out: Path,
     loaded: LoadedModel,
@@ -67,12 +60,12 @@ def publish_encoder(
     provenance: Mapping[str, Any],
     key: Mapping[str, Any],
     probe_texts: Sequence[str],
-    beside: Sequence[FolderPart] = (),
+    beside: Sequence[Callable[[Path], None]] = (),
     emit: Emit = silent,
 ) -> Artifact:
     """Publish the folder at `out`, or keep the one that is there for this `key`.
 
-    beside: what is written into the same folder: the combination with linear models, the confidence. mlm: True if the vocabulary head was
+    beside: write the combination with linear models, and the confidence, into the folder. mlm: True if the vocabulary head was
     trained; then `mlm/` is written, unless the model has a prompt. provenance: plain JSON values, stored as they are; the card shows the
     keys that `model_card` lists. probe_texts: texts like those to be classified.
 
@@ -93,8 +86,8 @@ def publish_encoder(
         save(model, tokenizer, folder, labels=labels, max_length=loaded.max_length)
         if mlm:
             save_mlm(model, tokenizer, folder / "mlm", max_length=loaded.max_length)
-        for part in beside:
-            part.save(folder)
+        for save_beside in beside:
+            save_beside(folder)
         description = {
             "parameters": _stored_parameters(model),
             "vocab_size": model.vocab_size,

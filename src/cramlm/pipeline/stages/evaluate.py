@@ -311,7 +311,7 @@ def export_encoder(
         provenance=provenance,
         key=key,
         probe_texts=[example.text for example in run.task.dev[:32]],
-        beside=[part for part in (combined, ConfidenceFile.load(evaluation.path)) if part is not None],
+        beside=[part.save for part in (combined, ConfidenceFile.load(evaluation.path)) if part is not None],
         emit=run.emit,
     )
 
