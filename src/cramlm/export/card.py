@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
@@ -54,19 +53,6 @@ _HUB_METRICS: Final = {
     "r2": "r_squared",
 }
 """The identifier of each metric on the Hugging Face Hub."""
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A part of the method that a run used."""
-
-    name: str
-    text: str
-
-    @property
-    def description(self) -> str:
-        """The name as a heading, and the text."""
-        return f"{self.name.removeprefix('a ').capitalize()}: {self.text}"
 
 
 def model_card(
@@ -223,8 +209,8 @@ def _encoder(provenance: Mapping[str, Any]) -> EncoderConfig:
         return EncoderConfig()
 
 
-def _parts(provenance: Mapping[str, Any], phases: Sequence[PhaseConfig]) -> Iterator[Part]:
-    """Yield every part of the method that the run used beside the texts and their labels."""
+def _parts(provenance: Mapping[str, Any], phases: Sequence[PhaseConfig]) -> Iterator[tuple[str, str]]:
+    """Yield the name and the description of every part of the method that the run used beside the texts and their labels."""
     config, encoder, kind = _config(provenance), _encoder(provenance), _kind(provenance)
     task, teacher = config.get("task", {}), config.get("teacher", {})
     soft_labels = "numbers" if kind == "regression" else "probabilities"
@@ -235,39 +221,39 @@ def _parts(provenance: Mapping[str, Any], phases: Sequence[PhaseConfig]) -> Iter
         subjects = {"external": "for the raw text", "task": "for the training texts, each held out of its fit"}
         terms = {origin: [(phase, term) for phase, term in linear if term.on == origin] for origin in subjects}
         read = " and ".join(f"{subject} ({_weights(terms[origin])})" for origin, subject in subjects.items() if terms[origin])
-        yield Part("a linear teacher", f"{models}, fitted on the training texts{named}. The encoder uses its {soft_labels} {read}.")
+        yield ("a linear teacher", f"{models}, fitted on the training texts{named}. The encoder uses its {soft_labels} {read}.")
         if teacher.get("mark_passages"):
             text = "pieces of the raw text got markers like those of the training texts before the teacher labelled them."
-            yield Part("markers in passages", text)
+            yield ("markers in passages", text)
         if teacher.get("pair_passages"):
-            yield Part("pairs of passages", "the teacher labelled pairs of halves of the raw text's pieces, of one piece or of two.")
+            yield ("pairs of passages", "the teacher labelled pairs of halves of the raw text's pieces, of one piece or of two.")
         if teacher.get("align_distribution"):
             text = "the teacher's label probabilities for the raw text are reweighted towards the label frequencies of the training texts."
-            yield Part("distribution alignment", text)
+            yield ("distribution alignment", text)
     if task.get("unlabelled"):
         text = "they retrieved raw text, too, and were learned from like retrieved text; the model `static` was self-trained on them."
-        yield Part("unlabelled texts of the task", text)
+        yield ("unlabelled texts of the task", text)
     for phase in phases:
         for term in phase.terms_of(Distil):
             if term.teacher != LINEAR_TEACHER:
                 text = f"{soft_labels} that the model of phase {term.teacher} predicts for the raw text ({_weights([(phase, term)])})."
-                yield Part("pseudo-labels", text)
+                yield ("pseudo-labels", text)
     if encoder.embedding_init == "cooccurrence" or (encoder.embedding_init == "words" and not config.get("retriever")):
-        yield Part("co-occurrence embeddings", "token embeddings start from token co-occurrence (PPMI + SVD).")
+        yield ("co-occurrence embeddings", "token embeddings start from token co-occurrence (PPMI + SVD).")
     elif encoder.embedding_init == "words":
         sources = "word vectors of the raw text (PPMI + SVD, ridge regression) and token co-occurrence"
-        yield Part("embeddings from word vectors and co-occurrence", f"token embeddings start from {sources}.")
+        yield ("embeddings from word vectors and co-occurrence", f"token embeddings start from {sources}.")
     if encoder.starts_from_context:
         text = "initial attention adds to each token the embeddings of those around it."
-        yield Part("layers that start by copying neighbours", text)
+        yield ("layers that start by copying neighbours", text)
         if encoder.layer_init == "markers":
             text = "two heads first attend to the nearest marker, or boundary, on either side of each token."
-            yield Part("heads that start at markers", text)
+            yield ("heads that start at markers", text)
     if smoothed := [(phase, term) for phase in phases for term in phase.terms_of(Classify) if term.label_smoothing]:
-        yield Part("label smoothing", f"{', '.join(f'{term.label_smoothing:g} (phase {phase.name})' for phase, term in smoothed)}.")
+        yield ("label smoothing", f"{', '.join(f'{term.label_smoothing:g} (phase {phase.name})' for phase, term in smoothed)}.")
     if config.get("logit_adjustment") == "dev" and KINDS[kind].has_prior and any(phase.learns_labels for phase in phases):
         text = "tau times the log label frequencies is subtracted from the logits; tau was chosen on dev."
-        yield Part("logit adjustment", text)
+        yield ("logit adjustment", text)
 
 
 def _weights(terms: Sequence[tuple[PhaseConfig, Distil]]) -> str:
