@@ -185,15 +185,13 @@ class Table:
         if format_ not in _SEPARATORS or not isinstance(stamp.path, Path):
             raise UsageError(f"{path}: not a .csv or .tsv file on this machine; only the columns of such a file are kept")
 
-        def blocks() -> Iterator[bytes]:
-            return ByteStream(stamp, compression=compression).blocks()
+        content, separators = list(ByteStream(stamp, compression=compression).blocks()), _SEPARATORS[format_]
 
         def lines() -> Lines:
-            return Lines(blocks(), limit=MAX_RECORD_BYTES)
+            return Lines(iter(content), limit=MAX_RECORD_BYTES)
 
-        separators, counts = _SEPARATORS[format_], RowCounts(stamp.path, None)
-        rows = list(read_named_columns(lines(), counts, separators=separators, limit=MAX_RECORD_BYTES))
-        return cls(path, rows, separator_of(lines(), separators), next(blocks(), b"").startswith(codecs.BOM_UTF8))
+        rows = list(read_named_columns(lines(), RowCounts(stamp.path, None), separators=separators, limit=MAX_RECORD_BYTES))
+        return cls(path, rows, separator_of(lines(), separators), b"".join(content[:1]).startswith(codecs.BOM_UTF8))
 
 
 def _is_header(line: str, text_column: str) -> bool:
