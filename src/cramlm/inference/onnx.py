@@ -26,7 +26,7 @@ from cramlm.io.paths import at_home
 from cramlm.records import AnyPrediction, FloatArray, IntArray, Prediction, TaskKind
 from cramlm.storage.arrays import groups_by_length
 from cramlm.storage.artifacts import check_files
-from cramlm.storage.locks import raise_if_refused
+from cramlm.storage.locks import damage_named
 
 GRAPH_FILE = "model.onnx"
 TOKENIZER_FILE = "tokenizer.json"
@@ -183,14 +183,11 @@ def _finite(logits: FloatArray) -> FloatArray:
 
 def _settings(folder: Path) -> OnnxSettings:
     path = folder / SETTINGS_FILE
-    try:
+    if not path.is_file():
+        raise ArtifactError(f"{path}: No such file or directory; pass a folder that `cramlm export --format onnx` wrote")
+    with damage_named(path, "export the model again", what="damaged, not written by an ONNX export"):
         values = json.loads(path.read_bytes())
         settings = OnnxSettings(values["kind"], tuple(values["labels"]), values["max_length"], values["pad_id"], values["weights"])
-    except OSError as error:
-        raise_if_refused(error, path)
-        raise ArtifactError(f"{path}: {error.strerror}; pass a folder that `cramlm export --format onnx` wrote") from error
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ArtifactError(f"{path}: damaged, not written by an ONNX export; export the model again") from error
     strings = all(isinstance(label, str) for label in settings.labels) and len(set(settings.labels)) == len(settings.labels) > 0
     numbers = type(settings.max_length) is int and settings.max_length >= 8 and type(settings.pad_id) is int
     if not (strings and numbers and settings.weights in ("fp32", "int8") and settings.kind in get_args(TaskKind)):
