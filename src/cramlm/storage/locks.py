@@ -52,7 +52,8 @@ def lock(target: Path) -> Iterator[None]:
         with environment_faults(target):
             os.ftruncate(handle, 0)
             os.pwrite(handle, f"pid {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
-            remove_leftovers(target)
+            for leftover in leftovers(target):  # of killed builders
+                shutil.rmtree(leftover, ignore_errors=True)
         yield
     finally:
         os.close(handle)
@@ -109,12 +110,6 @@ def limit_in_environment(variable: str, default: float, meaning: str, *, finite:
     if not limit >= 0 or (finite and limit == math.inf):
         raise UsageError(f"{variable}={text!r} is not {meaning}")
     return limit
-
-
-def remove_leftovers(target: Path) -> None:
-    """Delete the temporary folders that killed builders of `target` left; call it under the lock only."""
-    for leftover in leftovers(target):
-        shutil.rmtree(leftover, ignore_errors=True)
 
 
 @contextlib.contextmanager

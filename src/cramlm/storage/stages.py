@@ -68,7 +68,7 @@ def stage(
         StaleStage: inside `checking`, if the stage is not up to date.
     """
     key = json.loads(json.dumps(key))  # as read back from the manifest: tuples become lists
-    write = _shared(name or kind, kind=kind, key=key if shared_key is None else shared_key, write=write, emit=emit)
+    write = shared_write(name or kind, kind=kind, key=key if shared_key is None else shared_key, write=write, emit=emit)
     artifact = _open_or_build(target, name or kind, kind=kind, key=key, write=write, emit=emit)
     if (confirm := _CONFIRM.get()) is not None:
         confirm(artifact)
@@ -95,13 +95,8 @@ def _open_or_build(target: Path, name: str, *, kind: str, key: Mapping[str, Any]
         return publish(target, kind=kind, key=key, write=write)
 
 
-def write_shared_part(folder: Path, stage: str, *, kind: str, key: Mapping[str, Any], write: Callable[[Path], None], emit: Emit) -> None:
-    """Write a part of a stage to its folder, from the pool if another run has written it with an equal key. kind: of the part."""
-    _shared(stage, kind=kind, key=key, write=write, emit=emit)(folder)
-
-
-def _shared(name: str, *, kind: str, key: Mapping[str, Any], write: Callable[[Path], None], emit: Emit) -> Callable[[Path], None]:
-    """Return a `write` that takes the files from the pool, if there is one for this kind."""
+def shared_write(name: str, *, kind: str, key: Mapping[str, Any], write: Callable[[Path], None], emit: Emit) -> Callable[[Path], None]:
+    """Return a `write`, of a stage or of a part of it, that takes files of an equal key from the pool, if there is one for this kind."""
     pool = _POOL.get()
     return write if pool is None or kind not in pool.kinds else partial(pool.fill, name=name, kind=kind, key=key, write=write, emit=emit)
 

@@ -100,11 +100,6 @@ def hash_block(text: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]) -> W
     return _replacements().hash_words(text, offsets)
 
 
-@functools.cache
-def _replacements() -> _Replacements:
-    return _Replacements()
-
-
 class _Replacements:
     """A table for the kernel of the result of `segment` for each simple character; it grows with the characters of the texts."""
 
@@ -157,6 +152,9 @@ class _Replacements:
                 hashes[ends[done] : end], sizes[ends[done] : end] = found.hashes, found.sizes
                 done += 1
                 ends[done] = end
+
+
+_replacements: Final = functools.cache(_Replacements)
 
 
 def _enlarge(

@@ -23,7 +23,7 @@ from cramlm.pipeline.stages.text import marker_inserter
 from cramlm.records import Event, Example, FloatArray, IntArray, TaskKind
 from cramlm.storage.arrays import read_array, save_array
 from cramlm.storage.artifacts import Artifact
-from cramlm.storage.stages import write_shared_part
+from cramlm.storage.stages import shared_write
 from cramlm.text.markers import MarkerInserter
 
 _VERSION: Final = 12
@@ -100,7 +100,7 @@ def teach_by_linear_models(run: RunContext, text: EncodedTexts, models: Mapping[
         run.emit(Event("start", "teacher"))
         if files and selection is not None:
             key = {"format": _VERSION, **settings, **inputs}
-            write_shared_part(target, "teacher", kind=SOFT_LABELS, key=key, write=write_passages, emit=run.emit)
+            shared_write("teacher", kind=SOFT_LABELS, key=key, write=write_passages, emit=run.emit)(target)
         regression = LinearModel.load(models["static" if "static" in models else "tfidf"].path)
         held_out = out_of_fold_labels(regression, run.task, seed=seed, threads=run.threads, emit=run.emit)
         save_array(target / TRAINING_TEXTS_FILE, held_out)
