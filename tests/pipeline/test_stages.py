@@ -38,7 +38,7 @@ def context(config: RunConfig, task: Task, folder: Path) -> RunContext:
 
 def publish_selection(folder: Path, texts: list[str], weights: list[float]) -> SelectedPassages:
     def write(target: Path) -> None:
-        save_selection(target, corpus, one_each(np.arange(len(texts))), np.array(weights, np.float32), sources=[0], retrievers=["bm25"])
+        save_selection(target, corpus, one_each(np.arange(len(texts))), np.array(weights, np.float32), retrievers=["bm25"])
 
     file = folder.with_suffix(".jsonl")
     write_jsonl(file, ({"text": text} for text in texts))

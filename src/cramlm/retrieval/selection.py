@@ -17,7 +17,7 @@ import json
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final, TextIO
 
@@ -120,11 +120,8 @@ class SelectionTable:
         return np.concatenate([np.empty(0, _NUMBERS[name]), *chunks])
 
 
-def save_selection(
-    folder: Path, corpus: Corpus, kept: Ranking, weight: FloatArray, *, sources: Sequence[int], retrievers: Sequence[str]
-) -> None:
-    """Write selection.arrow. sources: numbers of the passages' sources, in the order of the Arrow dictionary. retrievers: names of a
-    union's members.
+def save_selection(folder: Path, corpus: Corpus, kept: Ranking, weight: FloatArray, *, retrievers: Sequence[str]) -> None:
+    """Write selection.arrow. retrievers: names of a union's members.
 
     Raises:
         ArtifactError: the corpus is damaged.
@@ -133,9 +130,11 @@ def save_selection(
 
     schema = _schema(union=len(retrievers) > 1)
     numbers = Selection(kept.position, kept.rank, kept.query, kept.score, weight)
-    names = string_column(corpus.sources[number] for number in sources)
+    found, first = np.unique(corpus.source[kept.position], return_index=True)
+    sources = found[np.argsort(first)]  # in order of first occurrence
+    names = string_column(corpus.sources[number] for number in sources.tolist())
     index = np.empty(len(corpus.sources), np.int32)
-    index[list(sources)] = np.arange(len(sources), dtype=np.int32)
+    index[sources] = np.arange(len(sources), dtype=np.int32)
 
     def batches() -> Iterator[Any]:
         for start in range(0, len(numbers), _ROWS):
@@ -239,27 +238,15 @@ def rank_weights(rank: Int32Array, decay: float) -> FloatArray:
     return np.asarray(weights / weights.mean(), np.float32)
 
 
-@dataclass(frozen=True, slots=True)
-class _Sources:
-    """Sources of selected passages in order of first occurrence: their numbers in the corpus; by name the selected passages and words, and
-    the passages in the corpus.
-    """
-
-    numbers: tuple[int, ...]
-    passages: Counter[str]
-    words: Counter[str]
-    corpus_passages: Counter[str]
-
-    @staticmethod
-    def of(corpus: Corpus, positions: IntArray) -> _Sources:
-        numbers, first, own, counts = np.unique(corpus.source[positions], return_index=True, return_inverse=True, return_counts=True)
-        words = np.zeros(len(numbers), np.int64)
-        np.add.at(words, own, corpus.words(positions))
-        totals = np.bincount(corpus.source)[numbers]
-        order = np.argsort(first)
-        names = [corpus.sources[number] for number in numbers[order].tolist()]
-        by_name = [Counter(dict(zip(names, values[order].tolist(), strict=True))) for values in (counts, words, totals)]
-        return _Sources(tuple(numbers[order].tolist()), *by_name)
+def _count_sources(corpus: Corpus, positions: IntArray) -> list[Counter[str]]:
+    """Return the selected passages and words, and the passages in the corpus, by source, in order of first occurrence."""
+    numbers, first, own, counts = np.unique(corpus.source[positions], return_index=True, return_inverse=True, return_counts=True)
+    words = np.zeros(len(numbers), np.int64)
+    np.add.at(words, own, corpus.words(positions))
+    totals = np.bincount(corpus.source)[numbers]
+    order = np.argsort(first)
+    names = [corpus.sources[number] for number in numbers[order].tolist()]
+    return [Counter(dict(zip(names, values[order].tolist(), strict=True))) for values in (counts, words, totals)]
 
 
 class _Writer:
@@ -308,9 +295,8 @@ class _Writer:
             )
         kept = ranking.take(chosen)
         weight = rank_weights(kept.rank, self._config.rank_decay)
-        sources = _Sources.of(self._corpus, kept.position)
-        save_selection(self._folder, self._corpus, kept, weight, sources=list(sources.numbers), retrievers=self._kinds)
-        self._emit_summary(self._report(proposal, kept, sources, tokens))
+        save_selection(self._folder, self._corpus, kept, weight, retrievers=self._kinds)
+        self._emit_summary(self._report(proposal, kept, tokens))
 
     def _drop(self, dropped: Dropped, ranking: Ranking, file: TextIO) -> None:
         position = int(ranking.position[dropped.index])
@@ -319,20 +305,21 @@ class _Writer:
         file.write(json.dumps({**where, "reason": dropped.reason, **dropped.details}, ensure_ascii=False) + "\n")
         self._dropped[dropped.reason] += 1
 
-    def _report(self, proposal: Proposal, kept: Ranking, sources: _Sources, tokens: float) -> dict[str, Any]:
+    def _report(self, proposal: Proposal, kept: Ranking, tokens: float) -> dict[str, Any]:
         found, dropped = len(proposal.ranking) + proposal.capped, self._dropped.total()
         cut = found - proposal.capped - dropped - len(kept)
-        named = largest_sources(sources.passages)
+        passages, words, in_corpus = _count_sources(self._corpus, kept.position)
+        named = largest_sources(passages)
         report = {
             "queries": asdict(proposal.queries),
             "documents": {"found": found, "dropped": dropped, "capped": proposal.capped, "cut": cut, "selected": len(kept)},
-            "words": sources.words.total(),
+            "words": words.total(),
             "bytes": int(self._corpus.sizes(kept.position).sum()),
             "tokens": {"estimated": round(tokens), "characters_per_token": CHARACTERS_PER_TOKEN},
             "dropped": dict(self._dropped.most_common()),
             **named,
-            "source_words": {source: sources.words[source] for source in named["sources"]},
-            "corpus_sources": {source: sources.corpus_passages[source] for source in named["sources"]},
+            "source_words": {source: words[source] for source in named["sources"]},
+            "corpus_sources": {source: in_corpus[source] for source in named["sources"]},
             "corpus_documents": len(self._corpus),
             **_profile(kept),
             **compare_with_corpus(self._corpus, kept.position, self._task.queries),
