@@ -79,7 +79,7 @@ class Hits:
 
     def texts(self) -> list[list[str]]:
         """Return the texts of the documents, a list per query."""
-        return _of_each(self.positions, partial(_texts, self._corpus))
+        return _of_each(self.positions, partial(map, self._corpus.text))
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +102,7 @@ class UnionHits:
 
     def texts(self) -> list[str]:
         """Return the texts of the documents."""
-        return _texts(self._corpus, self.positions)
+        return _of_each([self.positions], partial(map, self._corpus.text))[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +217,7 @@ class Index:
         _check_top_k(top_k)
         found = self.bm25.search(_list(queries), limit=top_k, scoring=scoring or self.scoring, threads=threads)
         positions = [position.copy() for position, _ in found]  # repeated queries share theirs
-        return Hits(_of_each(positions, self._ids), [score.copy() for _, score in found], positions, self.corpus)
+        return Hits(_of_each(positions, self.corpus.ids), [score.copy() for _, score in found], positions, self.corpus)
 
     def union(self, queries: str | Sequence[str], top_k: int = 10, *, scoring: Scoring | None = None, threads: int = 1) -> UnionHits:
         """Return the union of the best `top_k` documents of every query. Memory: 12 bytes per document of the corpus.
@@ -230,7 +230,8 @@ class Index:
         first_text = dict(zip(compiled.owner[::-1].tolist(), range(len(compiled.owner) - 1, -1, -1), strict=True))
         hits = self.bm25.search_distinct(compiled, limit=top_k, scoring=scoring or self.scoring, threads=threads)
         ranking = best_of_hits(len(self), ((first_text[number], positions, scores) for number, positions, scores in hits))
-        return UnionHits(self._ids(ranking.position), ranking.score, ranking.rank, ranking.query, ranking.position, self.corpus)
+        (ids,) = _of_each([ranking.position], self.corpus.ids)
+        return UnionHits(ids, ranking.score, ranking.rank, ranking.query, ranking.position, self.corpus)
 
     def explain(self, query: str, top_k: int = 10) -> list[ExplainedHit]:
         """Return the best `top_k` documents for a query with the terms that they share."""
@@ -241,12 +242,6 @@ class Index:
             terms = tuple(self.bm25.explain(query, position, scoring=self.scoring))
             explained.append(ExplainedHit(rank, score, position, document.id, document.source, document.text, terms))
         return explained
-
-    def _ids(self, positions: IntArray) -> list[str]:
-        """Return the id of each document; every one is decoded once."""
-        distinct, inverse = np.unique(positions, return_inverse=True)
-        ids = np.array(self.corpus.ids(distinct.tolist()), object)
-        return ids[inverse].tolist() if len(ids) else []
 
 
 def build_catalog(
@@ -420,14 +415,9 @@ def _list(queries: str | Sequence[str]) -> list[str]:
     return listed
 
 
-def _of_each(positions: Sequence[IntArray], read: Callable[[IntArray], list[str]]) -> list[list[str]]:
-    """Return what `read` returns for the documents of all queries together, a list per query."""
-    flat = iter(read(np.concatenate([np.empty(0, np.int64), *positions])))
+def _of_each(positions: Sequence[IntArray], read: Callable[[list[int]], Iterable[str]]) -> list[list[str]]:
+    """Return what `read` returns for the documents at these positions, a list per query; every document is read once."""
+    distinct, inverse = np.unique(np.concatenate([np.empty(0, np.int64), *positions]), return_inverse=True)
+    values = list(read(distinct.tolist()))
+    flat = (values[number] for number in inverse.tolist())
     return [list(islice(flat, len(each))) for each in positions]
-
-
-def _texts(corpus: Corpus, positions: IntArray) -> list[str]:
-    """Return the text of each document; every one is decoded once."""
-    distinct, inverse = np.unique(positions, return_inverse=True)
-    texts = [corpus.text(position) for position in distinct.tolist()]
-    return [texts[number] for number in inverse.tolist()]
