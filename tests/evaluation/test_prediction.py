@@ -5,8 +5,10 @@ import pytest
 import torch
 
 from cramlm.errors import DataError, DivergedError
-from cramlm.evaluation.metrics import score
-from cramlm.evaluation.prediction import evaluate_examples, outputs_of, predict_logits, sequences_of
+from cramlm.evaluation.metrics import Scores, score
+from cramlm.evaluation.prediction import outputs_of, predict_logits, sequences_of
+from cramlm.inference.predictor import Predictor
+from cramlm.model.huggingface.folder import LoadedModel
 from cramlm.model.model import Model, PackedBatch
 from cramlm.model.tokenizer import Tokenizer, Tokens
 from cramlm.records import Example, FloatArray
@@ -74,8 +76,9 @@ def test_logits_that_are_not_finite_are_an_error(model: Model, tokenizer: Tokeni
 
 def test_scores_of_examples_are_those_of_the_most_probable_labels(model: Model, tokenizer: Tokenizer, texts: list[str]) -> None:
     rows = examples(texts)
-    scores, result = evaluate_examples(model, tokenizer, rows, LABELS, max_length=64, precision="fp32")
-    np.testing.assert_array_equal(result, probabilities(model, sequences(tokenizer, texts)))
+    predictor = Predictor(LoadedModel(model, tokenizer, LABELS, max_length=64))
+    scores, result = predictor.score(rows), probabilities(model, sequences(tokenizer, texts))
+    assert isinstance(scores, Scores)
     expected = score([str(row.label) for row in rows], [LABELS[index] for index in result.argmax(1)], LABELS)
     assert scores.macro_f1 == expected.macro_f1
     assert scores.confusion.tolist() == expected.confusion.tolist()
@@ -83,7 +86,7 @@ def test_scores_of_examples_are_those_of_the_most_probable_labels(model: Model, 
     assert 0 <= scores.calibration_error <= 1
     unlabelled = [Example("7", "the cell", None, "a"), Example("8", "the cell", None, None)]
     with pytest.raises(DataError, match="example 8: has no label"):
-        evaluate_examples(model, tokenizer, unlabelled, LABELS, max_length=64, precision="fp32")
+        predictor.score(unlabelled)
 
 
 def test_pairs_are_read_as_pairs(tokenizer: Tokenizer) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cramlm.errors import DivergedError
-from cramlm.evaluation.kinds import KINDS, AnyScores, gold_labels
+from cramlm.evaluation.kinds import KINDS
 from cramlm.model.prompts import Prompt, read_texts
 from cramlm.model.tokenizer import Tokenizer, Tokens
 from cramlm.records import Example, FloatArray, IntArray, Scale, TaskKind
@@ -29,22 +29,6 @@ if TYPE_CHECKING:
 BATCH_TOKENS = 8192
 CACHED_TOKENS = 2048  # of a batch in fp32 on a CPU: with 8,192, elementwise operations on a token take twice as long (docs/log.md)
 CACHED_PADDING = 32  # positions of padding in such a batch, which take about as long as the overhead of one more batch
-
-
-def evaluate_examples(
-    model: Model, tokenizer: Tokenizer, examples: Sequence[Example], labels: Sequence[str], *, max_length: int, precision: Precision
-) -> tuple[AnyScores, FloatArray]:
-    """Scores on labelled examples, and the outputs that they are made from: probabilities (n, labels), or numbers (n, 1).
-
-    labels: the names of the logits, in order.
-
-    Raises:
-        DataError: if there is no example, or one has no label. DivergedError: if a logit is not finite.
-    """
-    true = gold_labels(examples)
-    outputs = outputs_of(model.kind, example_logits(model, tokenizer, examples, max_length=max_length, precision=precision))
-    kind = KINDS[model.kind]
-    return kind.score(true, kind.predicted_labels(outputs, labels), labels, outputs), outputs
 
 
 def example_logits(

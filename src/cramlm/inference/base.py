@@ -163,8 +163,11 @@ class BasePredictor(ABC):
         from cramlm.evaluation.kinds import KINDS, gold_labels
 
         true, kind = gold_labels(examples), KINDS[self.kind]
-        outputs = self.outputs([example.text for example in examples], [example.text_pair for example in examples])
+        outputs = self._outputs_to_score([example.text for example in examples], [example.text_pair for example in examples])
         return kind.score(true, kind.predicted_labels(outputs, self.labels), self.labels, outputs)
+
+    def _outputs_to_score(self, texts: Sequence[str], pairs: Sequence[str | None]) -> FloatArray:
+        return self.outputs(texts, pairs)
 
     def _stream(self, texts: Iterator[str], pairs: Iterator[str | None] | None, batch: int) -> Iterator[AnyPrediction]:
         while chunk := list(itertools.islice(texts, batch)):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 from cramlm.errors import UsageError
 from cramlm.evaluation.combination import ENCODER
 from cramlm.evaluation.confidence import Confidence, load_confidence, usable_confidence
-from cramlm.evaluation.kinds import AnyScores, require_single_label
+from cramlm.evaluation.kinds import require_single_label
 from cramlm.inference.base import EncoderPredictor, are_pairs, check_texts, read_provenance
 from cramlm.inference.folders import model_of
 from cramlm.inference.linear import (
@@ -32,7 +32,7 @@ from cramlm.io.paths import at_home
 from cramlm.linear.files import is_linear
 from cramlm.model.huggingface.config import CONFIG_FILE, TOKENIZER_CONFIG_FILE, WEIGHTS_FILE, kind_of, read_json
 from cramlm.model.tokenizer import TOKENIZER_FILE, UNCUT
-from cramlm.records import LINEAR_NAMES, Example, FloatArray, IntArray, TaskKind
+from cramlm.records import LINEAR_NAMES, FloatArray, IntArray, TaskKind
 from cramlm.storage.artifacts import check_files
 
 if TYPE_CHECKING:
@@ -167,19 +167,12 @@ class Predictor(EncoderPredictor):
     def tokenizer_json(self) -> str:
         return self._loaded.tokenizer.content
 
-    def score(self, examples: Sequence[Example]) -> AnyScores:
-        """As `BasePredictor.score`; at precision "auto" all texts are computed in bf16 where the hardware supports it."""
-        from cramlm.evaluation.prediction import evaluate_examples
+    def _outputs_to_score(self, texts: Sequence[str], pairs: Sequence[str | None]) -> FloatArray:
+        """At precision "auto" all texts are computed in bf16 where the hardware supports it."""
+        from cramlm.evaluation.prediction import outputs_of, predict_logits
 
-        _refuse_threads_after_fork()
-        pairs = [example.text_pair for example in examples]
-        check_texts([example.text for example in examples], pairs, trained_on_pairs=self.trained_on_pairs)
-        self._check_pairs(pairs)
-        loaded = self._loaded
-        scores, _ = evaluate_examples(
-            loaded.model, loaded.tokenizer, examples, self.labels, max_length=self.max_length, precision=self._precision
-        )
-        return scores
+        sequences = self._sequences(texts, pairs, max_length=self.max_length)
+        return outputs_of(self.kind, predict_logits(self._loaded.model, sequences, precision=self._precision))
 
 
 def _refuse_threads_after_fork() -> None:
