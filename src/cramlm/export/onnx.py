@@ -107,7 +107,8 @@ def export_onnx(
             "checked_texts": len(probes),
             "versions": {package: importlib.metadata.version(package) for package in ("cramlm", "torch", *_PACKAGES)},
         }
-        expected = _logits(loaded, probes)
+        sequences = sequences_of(loaded.tokenizer, probes, max_length=loaded.max_length)
+        expected = predict_logits(loaded.model, sequences, precision="fp32")
         settings["largest_difference"] = difference = _checked_difference(_read_back(temporary, settings, probes), expected, loaded, target)
         message = f"logits within {difference:.0e} on {counted(len(probes), 'text')}"
         if int8:
@@ -172,11 +173,6 @@ def _read_back(folder: Path, settings: dict[str, Any], examples: Sequence[Exampl
     (folder / SETTINGS_FILE).write_text(json.dumps(settings), "utf-8")
     pairs = [example.text_pair for example in examples]
     return OnnxPredictor.load(folder).logits([example.text for example in examples], pairs)
-
-
-def _logits(loaded: LoadedModel, examples: Sequence[Example]) -> FloatArray:
-    sequences = sequences_of(loaded.tokenizer, examples, max_length=loaded.max_length)
-    return predict_logits(loaded.model, sequences, precision="fp32")
 
 
 def _require_packages() -> None:

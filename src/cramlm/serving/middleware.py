@@ -36,7 +36,7 @@ class Metrics:
         self._requests = counter("cramlm_requests", "Responses by path and status.", ("path", "status"))
         after_headers = "Time from the end of the request's headers to the end of the response."
         self._seconds = histogram("cramlm_request_seconds", after_headers, ("path",), buckets=_SECONDS)
-        self._abandoned = counter("cramlm_abandoned_requests", "Requests whose client disconnected before the response.")
+        self.abandoned = counter("cramlm_abandoned_requests", "Requests whose client disconnected before the response.")
         self._texts = counter("cramlm_texts", "Texts computed.")
         self._tokens = counter("cramlm_tokens", "Tokens computed, special tokens included.")
         self._batch_texts = histogram("cramlm_batch_texts", "Texts computed together.", buckets=_POWERS_OF_TWO[:11])
@@ -51,10 +51,6 @@ class Metrics:
         route = path if path in ROUTES else "other"
         self._requests.labels(route, str(status)).inc()
         self._seconds.labels(route).observe(seconds)
-
-    def count_disconnect(self) -> None:
-        """Count a client that disconnected before the response."""
-        self._abandoned.inc()
 
     def count_batch(self, *, texts: int, tokens: int, seconds: float) -> None:
         """Count a batch."""
@@ -96,7 +92,7 @@ class CountRequests:
             await self._app(scope, receive, send_counted)
         finally:
             if status == CLIENT_GONE:
-                self._metrics.count_disconnect()
+                self._metrics.abandoned.inc()
             else:
                 self._metrics.count_request(scope["path"], status, time.perf_counter() - started)
 
