@@ -18,7 +18,7 @@ from cramlm.evaluation.prediction import outputs_of, sequences_of
 from cramlm.linear.model import LinearModel
 from cramlm.model.tokenizer import UNCUT, Tokenizer
 from cramlm.pipeline.context import FinishedPhase, RunContext, SelectedPassages
-from cramlm.pipeline.stages.evaluate import outputs_of_linear_models
+from cramlm.pipeline.stages.evaluate import outputs_of_linear_model
 from cramlm.pipeline.stages.text import report_task, tokens
 from cramlm.pipeline.stages.train import external_pool, inherited_score
 from cramlm.recipes.recipe import finetune_phase, joint_phase
@@ -135,12 +135,12 @@ def test_the_evaluation_loads_each_linear_model_once_for_all_splits(linear_runs:
     task = load_task(linear_runs / "static")
     stages = {"tfidf": "baseline", "bayes": "bayes", "static": "static"}
     fitted = {name: open_artifact(linear_runs / "static" / stage, kind=stage) for name, stage in stages.items()}
-    outputs = outputs_of_linear_models(task, fitted, fitted)
-    assert loaded == [artifact.path for artifact in reversed(fitted.values())]
+    outputs = {name: outputs_of_linear_model(task, artifact, artifact) for name, artifact in fitted.items()}
+    assert loaded == [artifact.path for artifact in fitted.values()]
     for name, artifact in fitted.items():
         for split, examples in (("dev", task.dev), ("test", task.test)):
             logits = load(artifact.path).logits([example.divided_text for example in examples])
             np.testing.assert_array_equal(outputs[name][split], outputs_of(task.kind, logits))
     loaded.clear()
-    outputs_of_linear_models(task, {"static": fitted["static"]}, {"static": fitted["tfidf"]})
+    outputs_of_linear_model(task, fitted["static"], fitted["tfidf"])
     assert sorted(loaded) == sorted([fitted["static"].path, fitted["tfidf"].path]), "dev and test are of different fits"

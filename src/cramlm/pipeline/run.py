@@ -192,10 +192,10 @@ def _run_encoder(run: RunContext, baseline: Artifact | None) -> tuple[RunConfig,
     if selection is not None:
         selection.release_texts()
     trained = train.train(run, plan, planned, texts, teacher=teacher, embedding=embedding)
-    trained = evaluate.adjust_logits(run, plan, trained, texts.tokenizer)
+    trained = evaluate.adjust_logits(run, trained)
     scored_models = linear_models if scored else {}
     final = linear.refit_on_dev(run, scored_models)
-    evaluation = evaluate.evaluate_encoder(run, plan, trained, texts.tokenizer, scored_models, final)
+    evaluation = evaluate.evaluate(run, scored_models, final, trained)
     evaluate.export_encoder(run, plan, trained, texts, corpus, evaluation, final)
     return config.model_copy(update={"phases": trained.phases}), evaluation
 
@@ -221,7 +221,7 @@ def _run_linear(run: RunContext, baseline: Artifact | None) -> Artifact:
         static = linear.fit_static(run, linear.word_vectors(run, corpus), baseline, bayes)
     linear_models = _present(tfidf=baseline, bayes=bayes, static=static)
     final = linear.refit_on_dev(run, linear_models)
-    evaluation = evaluate.evaluate_linear(run, linear_models, final)
+    evaluation = evaluate.evaluate(run, linear_models, final)
     evaluate.export_linear(run, final[run.config.model], corpus, selection, evaluation)
     return evaluation
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -21,12 +22,10 @@ from cramlm.evaluation.comparison import OutOfFold, compare_on_dev
 from cramlm.evaluation.confidence import ConfidenceFile, fit_confidence
 from cramlm.evaluation.kinds import KINDS, METRIC_NAMES, DevScorer, format_metric, main_metric, score_test
 from cramlm.evaluation.logit_adjustment import adjusts_logits, choose_adjustment
-from cramlm.evaluation.prediction import example_logits, outputs_of
+from cramlm.evaluation.prediction import outputs_of
 from cramlm.export.folder import publish_encoder, publish_linear
 from cramlm.inference.linear import CombinedModels, LinearPredictor
 from cramlm.linear.model import LinearModel
-from cramlm.model.huggingface.pretrained import Pretrained
-from cramlm.model.tokenizer import Tokenizer
 from cramlm.pipeline.context import EncodedTexts, RunContext, RunPlan, SelectedPassages, Stage
 from cramlm.pipeline.stages.linear import DEV_PREDICTIONS, FIT_FACTS, FIT_FILE, read_held_out
 from cramlm.records import COMBINED, Event, Example, FloatArray, IntArray, Task
@@ -39,18 +38,18 @@ if TYPE_CHECKING:
 _Value = TypeVar("_Value")
 Outputs: TypeAlias = Mapping[str, FloatArray]
 """Of a model: split -> probabilities (n, labels), or numbers (n, 1)."""
+Logits: TypeAlias = Callable[[Sequence[Example]], FloatArray]
 _COLUMNS = {"text_column", "label_column", "text_pair_column", "label_separator"}
 
 
-def adjust_logits(run: RunContext, plan: RunPlan, trained: Trained, tokenizer: Tokenizer) -> Trained:
+def adjust_logits(run: RunContext, trained: Trained) -> Trained:
     """Add the logit adjustment that is best on dev to the classifier's bias; unchanged if the config disables it."""
     if not adjusts_logits(run.config) or not any(phase.learns_labels for phase in trained.phases):
         return trained
 
     def write(target: Path) -> None:
         run.emit(Event("start", "logit-adjustment"))
-        logits = example_logits(trained.model, tokenizer, run.task.dev, max_length=trained.max_length, precision=plan.precision)
-        chosen = choose_adjustment(logits, run.task, metric=run.config.metric)
+        chosen = choose_adjustment(trained.logits(run.task.dev), run.task, metric=run.config.metric)
         values = dict(zip(run.task.labels, map(float, chosen.values), strict=True))
         summary = {"tau": chosen.tau, "before": chosen.before, "after": chosen.after}
         write_json(target / "logit-adjustment.json", {**summary, "dev_metric": run.config.metric, "values": values})
@@ -60,48 +59,58 @@ def adjust_logits(run: RunContext, plan: RunPlan, trained: Trained, tokenizer: T
         run.emit(Event("done", "logit-adjustment", f"logit adjustment: {shown}", data=summary))
 
     inputs = {"model": trained.fingerprint, "task": task_fingerprint(run.task)}
-    settings = {"precision": plan.precision, "metric": run.config.metric}
+    settings = {"precision": trained.precision, "metric": run.config.metric}
     artifact = run.build(Stage("logit-adjustment", 3, settings, inputs, write))
     values = json.loads((artifact.path / "logit-adjustment.json").read_bytes())["values"]
     trained.model.add_to_logits(np.array([values[label] for label in run.task.labels], dtype=np.float32))
     return replace(trained, fingerprint=f"{trained.fingerprint} {artifact.fingerprint}")
 
 
-def evaluate_encoder(
-    run: RunContext,
-    plan: RunPlan,
-    trained: Trained,
-    tokenizer: Tokenizer,
-    linear_models: Mapping[str, Artifact],
-    final: Mapping[str, Artifact],
+def evaluate(
+    run: RunContext, linear_models: Mapping[str, Artifact], final: Mapping[str, Artifact], trained: Trained | None = None
 ) -> Artifact:
-    """Score the model, the linear models (cheapest first) and the combination of all on dev and once on test, and write the verdict."""
+    """Score the models of a run on dev and once on test, and write the verdict.
+
+    linear_models: cheapest first; the last is the run's own if it trains no encoder. trained: the encoder, which is scored alone and, if
+    there are linear models, combined with them. final: the linear models that are scored on test.
+    """
+    own = run.config.model if trained is None else ENCODER
+
+    def named(values: Mapping[str, _Value]) -> dict[str, _Value]:
+        """Return values with the name of the run for its own model, by which the verdict names it."""
+        return {run.config.name if name == own else name: value for name, value in values.items()}
 
     def write(target: Path) -> None:
         run.emit(Event("start", "evaluation"))
-
-        def encoder_outputs(examples: Sequence[Example]) -> FloatArray:
-            logits = example_logits(trained.model, tokenizer, examples, max_length=trained.max_length, precision=plan.precision)
-            return outputs_of(run.task.kind, logits)
-
-        linear_outputs, held_out = outputs_of_linear_models(run.task, linear_models, final), read_held_out(linear_models)
-        outputs = {ENCODER: outputs_by_split(run.task, encoder_outputs), **linear_outputs}
-        models = {run.config.name: score_outputs(run.task, outputs[ENCODER], target)}
+        held_out, linear_outputs = read_held_out(linear_models), dict[str, Outputs]()
+        for name in reversed(list(linear_models)):  # most expensive first
+            linear_outputs[name] = outputs_of_linear_model(run.task, linear_models[name], final[name])
         candidates = {name: read_array(artifact.path / DEV_PREDICTIONS) for name, artifact in linear_models.items()}
-        candidates[run.config.name] = _dev_candidates(run, plan, trained, tokenizer)
-        if linear_models:
-            fit = _combine(run, outputs, held_out)
-            combined = {split: _combined_outputs(fit.combination, outputs, split) for split in outputs[ENCODER]}
-            outputs = {**outputs, COMBINED: combined}
-            models[COMBINED] = score_outputs(run.task, combined, target, name=COMBINED)
-            candidates[COMBINED] = fit.adjustment.predictions
-            write_json(target / COMBINATION_FILE, fit.combination.as_dict())
-        models |= score_linear_models(run.task, final, linear_outputs, target)
+        outputs: dict[str, Outputs] = dict(linear_outputs)
+        if trained is not None:
+            encoder = _outputs(run.task, trained.logits, trained.logits)
+            outputs = {ENCODER: encoder, **linear_outputs}
+            candidates[ENCODER] = _dev_candidates(run, trained)
+            if linear_models:
+                fit = _combine(run, outputs, held_out)
+                outputs[COMBINED] = {split: _combined_outputs(fit.combination, outputs, split) for split in encoder}
+                candidates[COMBINED] = fit.adjustment.predictions
+                write_json(target / COMBINATION_FILE, fit.combination.as_dict())
+        scores = {}
+        for name in sorted(outputs, key=lambda each: each in final):
+            scores[name] = score_outputs(run.task, outputs[name], target, name=None if name == own else name)
+            if name in final:
+                fit_report = json.loads((final[name].path / FIT_FILE).read_bytes())
+                scores[name]["fit"] = {key: fit_report[key] for key in FIT_FACTS if key in fit_report}
         save_confidence(run.task, outputs, target)
-        _conclude(run, target, models, candidates, trained.reports, _out_of_fold(run, linear_outputs, held_out))
+        out_of_fold = _out_of_fold(run, named(linear_outputs), named(held_out))
+        _conclude(run, target, named(scores), named(candidates), () if trained is None else trained.reports, out_of_fold)
 
-    inputs = {"model": trained.fingerprint, **_inputs(run.task, linear_models, final)}
-    return run.build(Stage("evaluation", 11, {**_settings(run.config), "precision": plan.precision}, inputs, write))
+    settings: dict[str, Any] = {"name": run.config.name, "seed": run.config.seed, "metric": run.config.metric}
+    inputs = _inputs(run.task, linear_models, final)
+    if trained is not None:
+        settings, inputs = {**settings, "precision": trained.precision}, {"model": trained.fingerprint, **inputs}
+    return run.build(Stage("evaluation", 7 if trained is None else 11, settings, inputs, write))
 
 
 def _combine(run: RunContext, outputs: Mapping[str, Outputs], held_out: Mapping[str, HeldOut]) -> CombinationFit:
@@ -121,7 +130,7 @@ def _combined_outputs(combination: Combination, outputs: Mapping[str, Outputs], 
     return outputs_of(combination.kind, combination.logits({name: splits[split] for name, splits in outputs.items()}))
 
 
-def _dev_candidates(run: RunContext, plan: RunPlan, trained: Trained, tokenizer: Tokenizer) -> npt.NDArray[Any]:
+def _dev_candidates(run: RunContext, trained: Trained) -> npt.NDArray[Any]:
     """Dev predictions of all candidates that the model was chosen from: all evaluations of a phase with keep = best, else the last weights
     with every tau.
     """
@@ -130,27 +139,7 @@ def _dev_candidates(run: RunContext, plan: RunPlan, trained: Trained, tokenizer:
         predictions: npt.NDArray[Any] = read_array(last.artifact.path / DEV_PREDICTIONS)
         return predictions
     # The bias already contains the adjustment, so the chosen tau is 0.
-    logits = example_logits(trained.model, tokenizer, run.task.dev, max_length=trained.max_length, precision=plan.precision)
-    return choose_adjustment(logits, run.task, metric=run.config.metric, taus=(0.0,)).predictions
-
-
-def evaluate_linear(run: RunContext, linear_models: Mapping[str, Artifact], final: Mapping[str, Artifact]) -> Artifact:
-    """Score the linear models (cheapest first; the last is the run's own) on dev and once on test, and write the verdict."""
-
-    def named(values: Mapping[str, _Value]) -> dict[str, _Value]:
-        """Return values with the name of the run for its own model, by which the verdict names it."""
-        return {run.config.name if name == run.config.model else name: value for name, value in values.items()}
-
-    def write(target: Path) -> None:
-        run.emit(Event("start", "evaluation"))
-        outputs = outputs_of_linear_models(run.task, linear_models, final)
-        scores = score_linear_models(run.task, final, outputs, target, own=run.config.model)
-        candidates = {name: read_array(artifact.path / DEV_PREDICTIONS) for name, artifact in linear_models.items()}
-        save_confidence(run.task, outputs, target)
-        out_of_fold = _out_of_fold(run, named(outputs), named(read_held_out(linear_models)))
-        _conclude(run, target, named(scores), named(candidates), (), out_of_fold)
-
-    return run.build(Stage("evaluation", 7, _settings(run.config), _inputs(run.task, linear_models, final), write))
+    return choose_adjustment(trained.logits(run.task.dev), run.task, metric=run.config.metric, taus=(0.0,)).predictions
 
 
 def _out_of_fold(run: RunContext, outputs: Mapping[str, Outputs], held_out: Mapping[str, HeldOut]) -> OutOfFold | None:
@@ -188,10 +177,6 @@ def _conclude(
     run.emit(Event("done", "evaluation", f"{METRIC_NAMES[metric]} on dev {score}{'; test scored once' if run.task.test else ''}"))
 
 
-def _settings(config: RunConfig) -> dict[str, Any]:
-    return {"name": config.name, "seed": config.seed, "metric": config.metric}
-
-
 def _inputs(task: Task, models: Mapping[str, Artifact], final: Mapping[str, Artifact]) -> dict[str, Any]:
     """rows: of the ids, which predictions are written with; equal texts may have moved to other lines."""
     rows = hash_json([[example.id for example in split] for split in (task.dev, task.test)])
@@ -201,32 +186,20 @@ def _inputs(task: Task, models: Mapping[str, Artifact], final: Mapping[str, Arti
     return {"task": task_fingerprint(task), "rows": rows, "linear_models": fingerprints, **more}
 
 
-def outputs_by_split(task: Task, outputs: Callable[[Sequence[Example]], FloatArray]) -> Outputs:
-    """Return the outputs of a model for dev and, if there are any, test texts."""
-    return {split: outputs(examples) for split, examples in (("dev", task.dev), ("test", task.test)) if examples}
+def _outputs(task: Task, on_dev: Logits, on_test: Logits) -> Outputs:
+    """Return the outputs of a model for dev and, if there are any, test texts, from its logits on each."""
+    splits = ("dev", on_dev, task.dev), ("test", on_test, task.test)
+    return {split: outputs_of(task.kind, logits(examples)) for split, logits, examples in splits if examples}
 
 
-def outputs_of_linear_models(task: Task, linear_models: Mapping[str, Artifact], final: Mapping[str, Artifact]) -> dict[str, Outputs]:
-    """Return the outputs of the linear models for dev and of the final ones for test, most expensive first."""
-    outputs: dict[str, Outputs] = {}
-    for name in reversed(list(linear_models)):
-        splits = {"dev": (linear_models[name], task.dev), "test": (final[name], task.test)}
-        texts = {split: (model, [example.divided_text for example in examples]) for split, (model, examples) in splits.items() if examples}
-        loaded = {path: LinearModel.load(path) for path in {model.path for model, _ in texts.values()}}  # one, unless it was refitted
-        outputs[name] = {split: outputs_of(task.kind, loaded[model.path].logits(each)) for split, (model, each) in texts.items()}
-    return outputs
+def outputs_of_linear_model(task: Task, model: Artifact, final: Artifact) -> Outputs:
+    """Return the outputs of a linear model for dev, and of the final one, which may be the same, for test."""
+    load = cache(LinearModel.load)
 
+    def logits(path: Path, examples: Sequence[Example]) -> FloatArray:
+        return load(path).logits([example.divided_text for example in examples])
 
-def score_linear_models(
-    task: Task, linear_models: Mapping[str, Artifact], outputs: Mapping[str, Outputs], target: Path, *, own: str | None = None
-) -> dict[str, Any]:
-    """Scores of the linear models, most expensive first, with their predictions in `target`. own: the model that the run is about."""
-    scores = {}
-    for name, artifact in reversed(list(linear_models.items())):
-        fit = json.loads((artifact.path / FIT_FILE).read_bytes())
-        own_scores = score_outputs(task, outputs[name], target, name=None if name == own else name)
-        scores[name] = {**own_scores, "fit": {key: fit[key] for key in FIT_FACTS if key in fit}}
-    return scores
+    return _outputs(task, partial(logits, model.path), partial(logits, final.path))
 
 
 def save_confidence(task: Task, outputs: Mapping[str, Outputs], target: Path) -> None:
@@ -289,9 +262,12 @@ def export_encoder(
     """Publish the Hugging Face folder with the combination beside the encoder, model card and provenance."""
     from cramlm.model.huggingface.folder import LoadedModel  # here: imports torch
 
+    init = None
+    if (known := run.pretrained) is not None:
+        init = {"name": str(known.folder), "fingerprint": known.fingerprint, "sha256": dict(known.hashes)}
     provenance = {
         **_provenance(run, plan.retriever, corpus, text.selection, evaluation),
-        "init": _describe_pretrained(run.pretrained),
+        "init": init,
         "phases": [dict(phase) for phase in trained.reports],
         "precision": plan.precision,
         "threads": plan.threads,
@@ -314,13 +290,6 @@ def export_encoder(
         beside=[part.save for part in (combined, ConfidenceFile.load(evaluation.path)) if part is not None],
         emit=run.emit,
     )
-
-
-def _describe_pretrained(pretrained: Pretrained | None) -> dict[str, Any] | None:
-    """Name and file hashes of the folder, for provenance.json."""
-    if pretrained is None:
-        return None
-    return {"name": str(pretrained.folder), "fingerprint": pretrained.fingerprint, "sha256": dict(pretrained.hashes)}
 
 
 def _combined_models(evaluation: Artifact, linear_models: Mapping[str, Artifact]) -> CombinedModels | None:

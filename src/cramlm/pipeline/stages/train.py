@@ -38,7 +38,7 @@ from cramlm.pipeline.stages.linear import DEV_PREDICTIONS
 from cramlm.pipeline.stages.teacher import PASSAGES_FILE, external_length, piece_length, pieces_file, read_pieces, teach_by_encoder
 from cramlm.pipeline.stages.text import marker_tokens
 from cramlm.planning.plan import Schedule, replan
-from cramlm.records import Emit, Event, FloatArray, Task
+from cramlm.records import Emit, Event, Example, FloatArray, Task
 from cramlm.storage.arrays import array_bytes, read_array, save_array
 from cramlm.storage.artifacts import Artifact, hash_json, publish_file, verify, write_json
 from cramlm.storage.tensors import read_tensors, save_tensors
@@ -60,10 +60,16 @@ class Trained:
     """The trained model and its phases. fingerprint: of everything that determines the weights."""
 
     model: Model
+    tokenizer: Tokenizer
+    precision: Precision
     finished: tuple[FinishedPhase, ...]
     max_length: int
     has_mlm: bool
     fingerprint: str
+
+    def logits(self, examples: Sequence[Example]) -> FloatArray:
+        """Return the logits of the model for examples, float32 (n, labels)."""
+        return example_logits(self.model, self.tokenizer, examples, max_length=self.max_length, precision=self.precision)
 
     @property
     def phases(self) -> tuple[PhaseConfig, ...]:
@@ -102,7 +108,8 @@ def train(
     load_weights(training.model, last.artifact.path)
     training.model.rescale_output(run.task.scale)
     has_mlm = any(phase.trains_mlm_head for phase in phases)
-    return Trained(training.model, tuple(training.finished.values()), last.phase.row_length, has_mlm, last.artifact.fingerprint)
+    finished, fingerprint = tuple(training.finished.values()), last.artifact.fingerprint
+    return Trained(training.model, text.tokenizer, plan.precision, finished, last.phase.row_length, has_mlm, fingerprint)
 
 
 class _Training:
@@ -312,8 +319,12 @@ class _Training:
         initial = None if start is None else inherited_score(phase, start)
 
         def evaluate(model: Model, step: int) -> Mapping[str, float]:
-            file = candidates / f"{step:09d}.npy"
-            return _evaluate_on_dev(run, plan, model, self.text.tokenizer, max_length=phase.row_length, file=file)
+            """Return the dev scores with the best logit adjustment; write the dev predictions of all candidates."""
+            task, tokenizer = run.task, self.text.tokenizer
+            logits = example_logits(model, tokenizer, task.dev, max_length=phase.row_length, precision=plan.precision, scale=task.scale)
+            chosen = choose_adjustment(logits, task, metric=config.metric, taus=TAUS if adjusts_logits(config) else (0.0,))
+            publish_file(candidates / f"{step:09d}.npy", array_bytes(chosen.predictions))  # durable like the checkpoints
+            return chosen.metrics
 
         with training_together(run.ranks, job, *pools):
             dev = DevEvaluation(evaluate, config.metric, initial=initial)
@@ -349,17 +360,6 @@ def load_weights(model: Model, folder: Path) -> None:
     """
     verify(folder)
     model.load_state_dict(read_tensors(folder / "model.safetensors"))
-
-
-def _evaluate_on_dev(
-    run: RunContext, plan: RunPlan, model: Model, tokenizer: Tokenizer, *, max_length: int, file: Path
-) -> Mapping[str, float]:
-    """Dev scores with the best logit adjustment; write the dev predictions of all candidates to `file`."""
-    task = run.task
-    logits = example_logits(model, tokenizer, task.dev, max_length=max_length, precision=plan.precision, scale=task.scale)
-    chosen = choose_adjustment(logits, task, metric=run.config.metric, taus=TAUS if adjusts_logits(run.config) else (0.0,))
-    publish_file(file, array_bytes(chosen.predictions))  # durable like the checkpoints
-    return chosen.metrics
 
 
 def task_pool(tokenizer: Tokenizer, task: Task, soft: FloatArray | None, prompt: Prompt | None, *, length: int) -> TokenPool:
