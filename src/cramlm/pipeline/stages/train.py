@@ -38,7 +38,7 @@ from cramlm.pipeline.stages.linear import DEV_PREDICTIONS
 from cramlm.pipeline.stages.teacher import PASSAGES_FILE, external_length, piece_length, pieces_file, read_pieces, teach_by_encoder
 from cramlm.pipeline.stages.text import marker_tokens
 from cramlm.planning.plan import Schedule, replan
-from cramlm.records import Emit, Event, Example, FloatArray, Task
+from cramlm.records import Event, Example, FloatArray, Task
 from cramlm.storage.arrays import array_bytes, read_array, save_array
 from cramlm.storage.artifacts import Artifact, hash_json, publish_file, verify, write_json
 from cramlm.storage.tensors import read_tensors, save_tensors
@@ -97,19 +97,14 @@ def train(
     embeddings to start from, unless they are random.
     """
     training = _Training(run, plan, planned, text, teacher, embedding)
-    phases, last = planned.phases, None
-    for number in range(len(phases)):
-        if last is not None:
-            phases = replan(run, planned, tuple(training.finished.values()))
-        phase = phases[number]
-        start = last if phase.start_from == "previous" else training.finished.get(phase.start_from)  # None for 'start'
-        last = training.finished[phase.name] = training.run_phase(number, phase, start)
-    assert last is not None, "a config has at least one phase"
-    load_weights(training.model, last.artifact.path)
-    training.model.rescale_output(run.task.scale)
-    has_mlm = any(phase.trains_mlm_head for phase in phases)
-    finished, fingerprint = tuple(training.finished.values()), last.artifact.fingerprint
-    return Trained(training.model, text.tokenizer, plan.precision, finished, last.phase.row_length, has_mlm, fingerprint)
+    for number in range(len(planned.phases)):
+        phases = replan(run, planned, tuple(training.finished.values())) if number else planned.phases
+        training.run_phase(phases[number])
+    finished = tuple(training.finished.values())
+    last = finished[-1]
+    training.load(last).rescale_output(run.task.scale)
+    has_mlm = any(phase.trains_mlm_head for phase in planned.phases)
+    return Trained(training.model, text.tokenizer, plan.precision, finished, last.phase.row_length, has_mlm, last.artifact.fingerprint)
 
 
 class _Training:
@@ -146,17 +141,26 @@ class _Training:
         load_weights(self.model, finished.artifact.path)
         return self.model
 
-    def begin(self, number: int, start: FinishedPhase | None) -> Model:
+    def begin(self, start: FinishedPhase | None) -> Model:
         """Return the model with the weights that a phase starts from."""
         if start is not None:
             return self.load(start)
-        if number:  # an earlier phase changed them
+        if self.finished:  # an earlier phase changed them
             initialise_all(self.model, seed=self.run.config.seed)
             self.set_embeddings()
         if self.run.pretrained is not None:
-            taken = load_pretrained_weights(self.model, self.run.pretrained)
-            report_loaded_weights(taken, self.run.pretrained, self.planned.phases, self.run.emit, uses_prompt=self.text.prompt is not None)
+            self._report(load_pretrained_weights(self.model, self.run.pretrained), self.run.pretrained)
         return self.model
+
+    def _report(self, taken: LoadedWeights, pretrained: Pretrained) -> None:
+        """Emit which weights were loaded, and a warning if a phase needs a vocabulary head that the folder lacks."""
+        head = "with its vocabulary head" if taken.mlm_head else "no vocabulary head"
+        left = f"; left out: {taken.unused[0]}{more(taken.unused)}" if taken.unused else ""
+        self.run.emit(Event("note", "init", f"{pretrained.folder}: {taken.tensors} tensors, {head}{left}"))
+        uses_prompt = self.text.prompt is not None
+        if not taken.mlm_head and (uses_prompt or any(phase.text_terms for phase in self.planned.phases)):
+            begins = "a prompt" if uses_prompt else "masked language modeling"
+            self.run.emit(Event("warning", "init", f"{pretrained.folder} holds no vocabulary head, so {begins} starts with a random one"))
 
     def pools(self, phase: PhaseConfig) -> Pools:
         """External and task sequences of a phase."""
@@ -193,22 +197,24 @@ class _Training:
         source = self.teacher if term is None or term.teacher == LINEAR_TEACHER else self.encoder_labels.get(phase.name)
         return read_array(source.path / file) if source and term else None
 
-    def run_phase(self, number: int, phase: PhaseConfig, start: FinishedPhase | None) -> FinishedPhase:
-        """Train a phase from the weights of `start` (None: initial weights), unless its folder is up to date."""
-        name = f"phase-{number + 1}-{phase.name}"
+    def run_phase(self, phase: PhaseConfig) -> None:
+        """Train the next phase, unless its folder is up to date."""
+        place = f"{len(self.finished) + 1}-{phase.name}"
+        earlier = {**self.finished, "previous": list(self.finished.values())[-1]} if self.finished else {}
+        start = earlier.get(phase.start_from)  # None for 'start'
         settings, inputs = self._key(phase, start)
-        importance = self._importance(name.removeprefix("phase-"), number, phase, start)
+        importance = self._importance(place, phase, start)
         if importance is not None:
             inputs["token_importance"] = importance.fingerprint
-        work = self.run.folder / ".work" / name
+        work = self.run.folder / ".work" / f"phase-{place}"
 
         def write(target: Path) -> None:
-            self._train(target, work, stage.key, number, phase, start, importance)
+            self._train(target, work, stage.key, phase, start, importance)
 
-        stage = Stage(name, 6, settings, inputs, write, kind="phase")
+        stage = Stage(f"phase-{place}", 6, settings, inputs, write, kind="phase")
         artifact = self.run.build(stage)
         shutil.rmtree(work, ignore_errors=True)  # checkpoints of the published phase
-        return FinishedPhase(phase, artifact, json.loads((artifact.path / "phase.json").read_bytes()))
+        self.finished[phase.name] = FinishedPhase(phase, artifact, json.loads((artifact.path / "phase.json").read_bytes()))
 
     def _key(self, phase: PhaseConfig, start: FinishedPhase | None) -> tuple[dict[str, Any], dict[str, Any]]:
         """Settings and inputs of a phase; builds the soft labels of an earlier phase's model, if the phase uses them."""
@@ -239,11 +245,11 @@ class _Training:
             inputs["init"] = self.run.pretrained.fingerprint
         return settings, inputs
 
-    def _importance(self, name: str, number: int, phase: PhaseConfig, start: FinishedPhase | None) -> Artifact | None:
+    def _importance(self, place: str, phase: PhaseConfig, start: FinishedPhase | None) -> Artifact | None:
         """Publish the token labels or scores of a phase's pools (training/terms/important_tokens.py); None if the phase needs none.
 
-        Files: labels.npy and words.json (counts of important words), or external.npy and task.npy (scores). name: of the phase's folder
-        without 'phase-'.
+        Files: labels.npy and words.json (counts of important words), or external.npy and task.npy (scores). place: number and name of
+        the phase.
         """
         settings: dict[str, Any] = {**self.settings, "length": phase.text_length}
         if phase.needs_token_labels:
@@ -261,12 +267,12 @@ class _Training:
             self.run.emit(Event("start", kind))
             pools = self.pools(phase)
             if kind == _LABELS:
-                message = self._write_token_labels(target, term, pools, self.begin(number, start))
+                message = self._write_token_labels(target, term, pools, self.begin(start))
             else:
                 message = self._write_token_scores(target, pools, self.load(scorer))
             self.run.emit(Event("done", kind, message))
 
-        return self.run.build(Stage(f"{kind}-{name}", 2, settings, {**self.inputs, "weights": weights}, write, kind=kind))
+        return self.run.build(Stage(f"{kind}-{place}", 2, settings, {**self.inputs, "weights": weights}, write, kind=kind))
 
     def _write_token_labels(self, target: Path, term: ImportantTokens, pools: Pools, model: Model) -> str:
         """Write labels.npy and words.json; return a summary."""
@@ -301,13 +307,12 @@ class _Training:
         target: Path,
         work: Path,
         key: Mapping[str, Any],
-        number: int,
         phase: PhaseConfig,
         start: FinishedPhase | None,
         importance: Artifact | None,
     ) -> None:
-        run, plan, config = self.run, self.plan, self.run.config
-        self.begin(number, start)
+        run, plan, config, number = self.run, self.plan, self.run.config, len(self.finished)
+        self.begin(start)
         if phase.reset_task_head:
             self.model.reset_classifier(config.seed + number)
         pools = with_importance(self.pools(phase), importance)
@@ -390,18 +395,6 @@ def with_importance(pools: Pools, importance: Artifact | None) -> Pools:
     named = ("external", external), ("task", task)
     external, task = (None if pool is None else replace(pool, scores=read_array(importance.path / f"{name}.npy")) for name, pool in named)
     return external, task
-
-
-def report_loaded_weights(
-    taken: LoadedWeights, pretrained: Pretrained, phases: Sequence[PhaseConfig], emit: Emit, *, uses_prompt: bool = False
-) -> None:
-    """Emit which weights were loaded, and a warning if a phase needs a vocabulary head that the folder lacks."""
-    head = "with its vocabulary head" if taken.mlm_head else "no vocabulary head"
-    left = f"; left out: {taken.unused[0]}{more(taken.unused)}" if taken.unused else ""
-    emit(Event("note", "init", f"{pretrained.folder}: {taken.tensors} tensors, {head}{left}"))
-    if not taken.mlm_head and (uses_prompt or any(phase.text_terms for phase in phases)):
-        begins = "a prompt" if uses_prompt else "masked language modeling"
-        emit(Event("warning", "init", f"{pretrained.folder} holds no vocabulary head, so {begins} starts with a random one"))
 
 
 @dataclass(frozen=True, slots=True)
