@@ -144,6 +144,16 @@ class Solver(ABC):
         The intercepts of a model with uniform class weights follow their logarithm. weights: of the texts, (n,); None = 1.
         """
 
+    def _fitter_of_all(self, rows: Any, fit_some: Fitter, labels: IntArray, bias: FloatArray) -> Fitter:
+        """Return a fitter of all labels from one of some labels. bias: of the others, on which all rows agree, (outputs,)."""
+
+        def fit(c: float) -> Coefficients:
+            fitted, some = Coefficients(np.zeros((rows.shape[1], self.outputs), np.float32), bias.copy()), fit_some(c)
+            fitted.weights[:, labels], fitted.bias[labels] = some.weights, some.bias
+            return fitted
+
+        return fit
+
     def _binary_fitter(self, rows: Any, positive: BoolArray, class_weights: ClassWeights, weights: FloatArray) -> Fitter:
         """Return a function from C to a binary regression for each column of `positive`, (n, labels). weights: of the rows, (n,).
 
@@ -230,27 +240,19 @@ class ClassificationSolver(Solver):
         return tuple((scheme, each) for scheme in names for each in weights)
 
     def fitter(self, rows: Any, targets: Any, setting: Setting, weights: FloatArray | None = None) -> Fitter:
-        present = np.unique(targets)
-        row_weights = np.ones(len(targets), np.float32) if weights is None else weights
-        fit_present = self._fitter_of_present(rows, targets, setting, row_weights)
-
-        def fit(c: float) -> Coefficients:
-            fitted = Coefficients(np.zeros((rows.shape[1], self.outputs), np.float32), np.full(self.outputs, _ABSENT, np.float32))
-            of_present = fit_present(c)
-            fitted.weights[:, present], fitted.bias[present] = of_present.weights, of_present.bias
-            return fitted
-
-        return fit
-
-    def _fitter_of_present(self, rows: Any, targets: Any, setting: Setting, weights: FloatArray) -> Fitter:
-        """Return a fitter of the labels that have a row, in ascending order."""
         present, ids = np.unique(targets, return_inverse=True)
-        if len(present) == 1:
+        row_weights = np.ones(len(targets), np.float32) if weights is None else weights
+        fit_present = self._fitter_of_present(rows, ids, len(present), setting, row_weights)
+        return self._fitter_of_all(rows, fit_present, present, np.full(self.outputs, _ABSENT, np.float32))
+
+    def _fitter_of_present(self, rows: Any, ids: IntArray, count: int, setting: Setting, weights: FloatArray) -> Fitter:
+        """Return a fitter of the labels that have a row, 0 to `count` - 1."""
+        if count == 1:
             return lambda c: _zeros(rows, 1)
         match setting.scheme:
             case "multinomial":
                 return self._multinomial_fitter(rows, ids, setting.class_weights, weights)
-            case "one-vs-rest" if len(present) == 2:  # one vector
+            case "one-vs-rest" if count == 2:  # one vector
                 fit_second = self._binary_fitter(rows, ids[:, None] == 1, setting.class_weights, weights)
 
                 def fit_both(c: float) -> Coefficients:
@@ -259,7 +261,7 @@ class ClassificationSolver(Solver):
 
                 return fit_both
             case "one-vs-rest":
-                return self._binary_fitter(rows, ids[:, None] == np.arange(len(present)), setting.class_weights, weights)
+                return self._binary_fitter(rows, ids[:, None] == np.arange(count), setting.class_weights, weights)
             case "ridge":
                 raise AssertionError("ridge regression is for numbers")
             case _:
@@ -319,14 +321,7 @@ class MultiLabelSolver(Solver):
         fit_varied = (
             self._binary_fitter(rows, positive[:, varied], setting.class_weights, row_weights) if len(varied) else lambda c: _zeros(rows, 0)
         )
-
-        def fit(c: float) -> Coefficients:
-            bias = np.where(positive.all(axis=0), -_ABSENT, _ABSENT).astype(np.float32)  # of labels on which all rows agree
-            fitted, binary = Coefficients(np.zeros((rows.shape[1], self.outputs), np.float32), bias), fit_varied(c)
-            fitted.weights[:, varied], fitted.bias[varied] = binary.weights, binary.bias
-            return fitted
-
-        return fit
+        return self._fitter_of_all(rows, fit_varied, varied, np.where(positive.all(axis=0), -_ABSENT, _ABSENT).astype(np.float32))
 
     def predictable(self, fitted: Any, others: Any) -> BoolArray:
         varied = (fitted > 0).any(axis=0) & (fitted == 0).any(axis=0)
