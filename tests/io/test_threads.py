@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from cramlm.errors import Stopped
-from cramlm.io.threads import LastProgress, Workers
+from cramlm.io.threads import Workers
 from cramlm.records import Event
 
 
@@ -15,7 +15,7 @@ from cramlm.records import Event
 def test_an_error_while_a_result_is_waited_for_ends_the_calls_at_their_next_part(threads: int) -> None:
     begun, ended = threading.Event(), threading.Event()
 
-    def stop() -> None:
+    def stop(event: Event) -> None:
         if begun.is_set():
             raise Stopped("stopped", exit_code=75)
 
@@ -27,7 +27,9 @@ def test_an_error_while_a_result_is_waited_for_ends_the_calls_at_their_next_part
         finally:
             ended.set()
 
-    with pytest.raises(Stopped), Workers(threads, waiting=stop) as workers:
+    workers = Workers(threads, emit=stop)
+    workers.emit(Event("progress", "static"))
+    with pytest.raises(Stopped), workers:
         workers.start(endless)()
     assert ended.is_set()
 
@@ -36,7 +38,7 @@ def test_waiting_for_a_call_raises_its_error() -> None:
     def fail() -> None:
         raise ValueError("no")
 
-    with Workers(2, waiting=lambda: None) as workers:
+    with Workers(2) as workers:
         wait, other = workers.start(fail), workers.start(lambda: 1)
         assert other() == 1
         with pytest.raises(ValueError, match="no"):
@@ -45,9 +47,9 @@ def test_waiting_for_a_call_raises_its_error() -> None:
 
 def test_the_last_progress_event_is_repeated() -> None:
     events: list[Event] = []
-    emit = LastProgress(events.append)
-    emit.repeat()
+    workers = Workers(1, emit=events.append)
+    workers.go_on()
     for kind in ("start", "progress", "note"):
-        emit(Event(kind, "static"))
-    emit.repeat()
+        workers.emit(Event(kind, "static"))
+    workers.go_on()
     assert [event.kind for event in events] == ["start", "progress", "note", "progress"]

@@ -15,42 +15,36 @@ from threading import Event as Flag
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
-from cramlm.records import Emit, Event
+from cramlm.records import Emit, Event, silent
 
 _Result = TypeVar("_Result")
 _REPEAT_SECONDS: Final = 0.5
 _RANGES: Final = 2  # ranges per thread, so that no thread waits long for another
 
 
-class LastProgress:
-    """An `Emit` that can repeat its last progress event. After a signal, a run stops at the next progress event."""
+class Workers:
+    """A pool that runs at most `threads` calls at a time; a context manager.
 
-    def __init__(self, emit: Emit) -> None:
-        self._emit = emit
+    At the end of the block, calls that have not begun are dropped; running ones are waited for, and end at their next `go_on`. emit: gets
+    the events of `Workers.emit`, and the last progress event again twice a second while a result is waited for: after a signal, a run stops
+    at the next progress event, by an error that ends the block.
+    """
+
+    def __init__(self, threads: int, *, emit: Emit = silent) -> None:
+        self.threads = threads
+        self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
+        self._emit, self._ended = emit, Flag()
         self._last: Event | None = None
 
-    def __call__(self, event: Event) -> None:
+    def emit(self, event: Event) -> None:
+        """Emit an event; call it in the thread that waits for results."""
         if event.kind == "progress":
             self._last = event
         self._emit(event)
 
-    def repeat(self) -> None:
-        """Emit the last progress event again, if there was one."""
+    def _repeat(self) -> None:
         if self._last is not None:
             self._emit(self._last)
-
-
-class Workers:
-    """A pool that runs at most `threads` calls at a time; a context manager.
-
-    At the end of the block, calls that have not begun are dropped; running ones are waited for, and end at their next `go_on`. waiting:
-    called twice a second in the thread that waits for a result; an error that it raises ends the block.
-    """
-
-    def __init__(self, threads: int, *, waiting: Callable[[], None] = lambda: None) -> None:
-        self.threads = threads
-        self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
-        self._waiting, self._ended = waiting, Flag()
 
     @property
     def parallel(self) -> bool:
@@ -65,7 +59,7 @@ class Workers:
 
         def wait() -> _Result:
             while not wait_for([future], timeout=_REPEAT_SECONDS).done:
-                self._waiting()
+                self._repeat()
             return future.result()
 
         return wait
@@ -83,9 +77,9 @@ class Workers:
         self.all(partial(call, first, end) for first, end in pairwise(bounds))
 
     def go_on(self) -> None:
-        """Raise CancelledError, or the error of `waiting`, if calls must end; a long call runs this between its parts."""
+        """Raise CancelledError, or the error of `emit`, if calls must end; a long call runs this between its parts."""
         if self._pool is None:
-            self._waiting()
+            self._repeat()
         elif self._ended.is_set():
             raise CancelledError
 

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cramlm.data.corpus import MAX_RESIDENT_BYTES, Corpus
-from cramlm.io.threads import LastProgress, Workers
+from cramlm.io.threads import Workers
 from cramlm.linear.contrastive import EPOCHS, MIN_BATCHES, Halves, Texts, equalize, train_on_halves, training_settings
 from cramlm.linear.cooccurrence import CHUNK, ppmi, rare_rows, singular_vectors
 from cramlm.linear.features import count_columns
@@ -107,13 +107,12 @@ def count_word_vectors(corpus: Corpus, analyzer: Analyzer = PLAIN, *, threads: i
     """Count the words of a corpus, factorize the counts and train the vectors (contrastive.py); equal corpora give equal vectors up to
     rounding.
     """
-    progress = LastProgress(emit)
-    with Workers(threads, waiting=progress.repeat) as workers:
-        return _count(corpus, analyzer, workers, progress)
+    with Workers(threads, emit=emit) as workers:
+        return _count(corpus, analyzer, workers)
 
 
-def _count(corpus: Corpus, analyzer: Analyzer, workers: Workers, emit: Emit) -> CorpusVectors:
-    vocabulary, texts = _read_words(corpus, analyzer, workers, emit)
+def _count(corpus: Corpus, analyzer: Analyzer, workers: Workers) -> CorpusVectors:
+    vocabulary, texts = _read_words(corpus, analyzer, workers)
     bincounts = workers.all(partial(np.bincount, ids, minlength=len(vocabulary)) for ids, _ in texts)
     counts = sum(bincounts, np.zeros(len(vocabulary), np.int64))
     chosen = np.argsort(-counts, kind="stable")[:MAX_WORDS]
@@ -122,7 +121,7 @@ def _count(corpus: Corpus, analyzer: Analyzer, workers: Workers, emit: Emit) -> 
     if not words:
         none = WordVectors((), np.zeros((0, WIDTH), np.float16), np.zeros(0, np.float32))
         return CorpusVectors(none, none)
-    emit(Event("note", KIND, f"factorizing the co-occurrences of {len(words):,} words"))
+    workers.emit(Event("note", KIND, f"factorizing the co-occurrences of {len(words):,} words"))
     number = np.full(len(vocabulary), len(words), np.int32)  # one number for all words without a vector
     number[chosen] = np.arange(len(words), dtype=np.int32)
     _renumber(texts, number, workers)
@@ -130,30 +129,28 @@ def _count(corpus: Corpus, analyzer: Analyzer, workers: Workers, emit: Emit) -> 
     weights = (FREQUENT / (FREQUENT + counts[chosen] / total)).astype(np.float32)
     sampled = _sampled_counts(texts, len(words))
     counted_vectors = WordVectors(words, _without_shared(counted, sampled, weights), weights)
-    trained = WordVectors(words, _train(texts, counted, sampled, weights, workers, emit), weights)
+    trained = WordVectors(words, _train(texts, counted, sampled, weights, workers), weights)
     passages = sum(len(offsets) - 1 for _, offsets in texts)
-    emit(Event("done", KIND, f"vectors of {len(words):,} words, from {total:,} words of {passages:,} passages"))
+    workers.emit(Event("done", KIND, f"vectors of {len(words):,} words, from {total:,} words of {passages:,} passages"))
     return CorpusVectors(counted_vectors, trained)
 
 
-def _train(
-    texts: Texts, vectors: FloatArray, sampled: Sequence[Any], weights: FloatArray, workers: Workers, emit: Emit
-) -> npt.NDArray[np.float16]:
+def _train(texts: Texts, vectors: FloatArray, sampled: Sequence[Any], weights: FloatArray, workers: Workers) -> npt.NDArray[np.float16]:
     """Train `vectors` in place on the halves of passages, if there are enough; return them without the direction that passages share."""
     halves = Halves(texts, weights, seed=0)
     if len(halves) < MIN_BATCHES:
         return _without_shared(vectors, sampled, weights)
     progress: dict[str, Any] = {"total": EPOCHS * len(halves), "unit": "batches"}
-    emit(Event("start", KIND, f"training the vectors on the halves of {halves.passages:,} passages", **progress))
+    workers.emit(Event("start", KIND, f"training the vectors on the halves of {halves.passages:,} passages", **progress))
     for done, loss in enumerate(train_on_halves(halves, vectors, weights, workers=workers), 1):
         if done % _REPORTED == 0:
-            emit(Event("progress", KIND, done=done, data={"loss": loss}, **progress))
+            workers.emit(Event("progress", KIND, done=done, data={"loss": loss}, **progress))
     vectors = equalize(halves, _without_shared(vectors, sampled, weights).astype(np.float32), weights, workers=workers)
     vectors /= max(float(np.linalg.norm(vectors, axis=1).mean()), 1e-12)  # 0 if no two words are in one passage
     return vectors.astype(np.float16)
 
 
-def _read_words(corpus: Corpus, analyzer: Analyzer, workers: Workers, emit: Emit) -> tuple[Vocabulary, list[tuple[Int32Array, IntArray]]]:
+def _read_words(corpus: Corpus, analyzer: Analyzer, workers: Workers) -> tuple[Vocabulary, list[tuple[Int32Array, IntArray]]]:
     """Return the vocabulary, and for each block of passages the numbers of its words and their offsets.
 
     Each thread reads a span of the corpus into a vocabulary of its own; joined in order they are that of one thread.
@@ -161,7 +158,7 @@ def _read_words(corpus: Corpus, analyzer: Analyzer, workers: Workers, emit: Emit
     size = sum(int(part.offsets[-1]) for part in corpus.parts)
     positions = np.arange(0, len(corpus), max(1, -(-size // MAX_BYTES)))
     progress: dict[str, Any] = {"total": len(positions), "unit": "passages"}
-    emit(Event("start", KIND, "counting the words of the corpus", **progress))
+    workers.emit(Event("start", KIND, "counting the words of the corpus", **progress))
     blocks = [positions[first : first + _BLOCK] for first in range(0, len(positions), _BLOCK)]
     count = max(1, min(workers.threads, len(blocks)))
     bounds = [len(blocks) * number // count for number in range(count + 1)]
@@ -176,7 +173,7 @@ def _read_words(corpus: Corpus, analyzer: Analyzer, workers: Workers, emit: Emit
     for turn in range(max(len(span) for _, span in spans)):
         reading = [number for number, (_, span) in enumerate(spans) if turn < len(span)]
         workers.all(partial(read, number) for number in reading)
-        emit(Event("progress", KIND, done=min(_BLOCK * sum(map(len, texts)), len(positions)), **progress))
+        workers.emit(Event("progress", KIND, done=min(_BLOCK * sum(map(len, texts)), len(positions)), **progress))
     vocabulary = spans[0][0]
     for (other, _), own in zip(spans[1:], texts[1:], strict=True):
         _renumber(own, vocabulary.add(other), workers)

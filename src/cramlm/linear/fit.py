@@ -25,7 +25,7 @@ from cramlm.evaluation.calibration import calibrate_numbers
 from cramlm.evaluation.combination import HeldOut
 from cramlm.evaluation.kinds import KINDS, METRIC_NAMES, DevScorer, distinct_rows, format_metric
 from cramlm.evaluation.logit_adjustment import logit_adjustments, neighbouring_taus
-from cramlm.io.threads import LastProgress, Workers
+from cramlm.io.threads import Workers
 from cramlm.linear.cross_validation import fold_predictor, held_out_folds
 from cramlm.linear.features import PARTS, VARIANTS, Ngrams, Terms, Variant, Vocabulary, join, normalize
 from cramlm.linear.files import BayesSetting, Setting, terms_of
@@ -301,14 +301,13 @@ def fit_linear(
     vectors: text vectors beside n-grams. stage: the name under which events are emitted. threads: models that are fitted at a time.
     """
     assert task.dev, "candidates are chosen on dev"
-    progress = LastProgress(emit)
     fitted_texts = min(len(task.with_label_texts.train), FEW_TEXTS)
     threads = worthwhile_threads(threads, texts=fitted_texts, labels=len(task.labels))
-    with Workers(threads, waiting=progress.repeat) as workers:
-        return _fit_linear(task, space, stage, vectors, workers, progress)
+    with Workers(threads, emit=emit) as workers:
+        return _fit_linear(task, space, stage, vectors, workers)
 
 
-def _fit_linear(task: Task, space: SearchSpace, stage: str, vectors: CorpusVectors | None, workers: Workers, emit: Emit) -> LinearFit:
+def _fit_linear(task: Task, space: SearchSpace, stage: str, vectors: CorpusVectors | None, workers: Workers) -> LinearFit:
     began = time.perf_counter()
     learned, markers = task.with_label_texts, markers_of(task)
     features, grid = TaskFeatures(learned, vectors, seed=space.seed, markers=markers), sorted(space.c)
@@ -319,16 +318,16 @@ def _fit_linear(task: Task, space: SearchSpace, stage: str, vectors: CorpusVecto
     search = _Search(task, space, workers, folds)
     screened = search.screened(grid)
     progress: dict[str, Any] = {"total": len(variants), "unit": "variants"}
-    emit(Event("start", stage, **progress))
+    workers.emit(Event("start", stage, **progress))
 
     def emit_finalist(finalist: Candidate[Setting]) -> None:
-        emit(Event("progress", stage, f"{terms_of(finalist.variant)}, {finalist.setting.scheme}", done=len(variants), **progress))
+        workers.emit(Event("progress", stage, f"{terms_of(finalist.variant)}, {finalist.setting.scheme}", done=len(variants), **progress))
 
     # Every combination on a few texts, with the screened values of C.
     rows: dict[Variant, VariantRows] = {}
     few_rows: dict[Variant, VariantRows] = {}
     for done, variant in enumerate(variants):
-        emit(Event("progress", stage, terms_of(variant), done=done, **progress))
+        workers.emit(Event("progress", stage, terms_of(variant), done=done, **progress))
         rows[variant] = tried = features.rows(variant, folds)
         few_rows[variant] = tried if few else features.sample(tried, FEW_TEXTS)
         search.collect()
@@ -336,7 +335,7 @@ def _fit_linear(task: Task, space: SearchSpace, stage: str, vectors: CorpusVecto
         if len(tried.kept) < len(learned.train):
             kept, whole = int((tried.kept < len(task.train)).sum()), len(task.train)  # without the texts of label names
             shown = f"{kept:,} of {whole:,} training texts, the same share of each label, to save time"
-            emit(Event("warning", stage, f"{terms_of(variant)}: fitted on {shown}"))
+            workers.emit(Event("warning", stage, f"{terms_of(variant)}: fitted on {shown}"))
     search.collect()
     if screened != grid:  # the best ones with the other values
         for finalist in search.best_schemes(FINALISTS, few_rows):
@@ -351,7 +350,7 @@ def _fit_linear(task: Task, space: SearchSpace, stage: str, vectors: CorpusVecto
             search.start(rows[finalist.variant], finalist.setting, [c for c in grid if c >= finalist.setting.c], growing=True)
         search.collect()
     best = search.dev.best
-    emit(Event("done", stage, search.dev.message(best), done=len(variants), data={"score": best.score}, **progress))
+    workers.emit(Event("done", stage, search.dev.message(best), done=len(variants), data={"score": best.score}, **progress))
     return search.best_fit(vectors, began)
 
 

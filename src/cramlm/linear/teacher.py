@@ -22,7 +22,7 @@ import numpy as np
 from cramlm.evaluation.calibration import calibrate, calibrate_labels, calibrate_numbers
 from cramlm.evaluation.combination import Combination, HeldOut, combine_on_dev
 from cramlm.evaluation.kinds import KINDS
-from cramlm.io.threads import LastProgress, Workers
+from cramlm.io.threads import Workers
 from cramlm.linear.cross_validation import FOLDS, fold_predictor, folds
 from cramlm.linear.files import Setting
 from cramlm.linear.fit import FEW_TEXTS, MAX_KEPT_VALUES, in_coordinates
@@ -67,11 +67,11 @@ class Teacher:
             return np.zeros((0, len(self.combination.labels)), dtype=np.float32)
         block_of = np.cumsum([len(text) for text in texts]) // _BLOCK
         bounds = [0, *(np.flatnonzero(np.diff(block_of)) + 1).tolist(), len(texts)]
-        progress, parts = LastProgress(emit), list[FloatArray]()
-        with Workers(threads, waiting=progress.repeat) as workers:
+        parts = list[FloatArray]()
+        with Workers(threads, emit=emit) as workers:
             blocks = [(first, workers.start(functools.partial(self._soft_labels, texts[first:end]))) for first, end in pairwise(bounds)]
             for first, wait in blocks:
-                progress(Event("progress", "teacher", "soft labels", done=first, total=len(texts), unit="texts"))
+                workers.emit(Event("progress", "teacher", "soft labels", done=first, total=len(texts), unit="texts"))
                 parts.append(wait())
         return np.concatenate(parts)
 
@@ -92,7 +92,7 @@ def out_of_fold_labels(model: LinearModel, task: Task, *, seed: int, threads: in
     its label; where texts may have several labels, a label of a text if all texts outside its fold have it, or none.
     """
     targets = solver_of(task).targets(task)
-    held_out = _out_of_fold(model, task, seed=seed, threads=threads, emit=LastProgress(emit))
+    held_out = _out_of_fold(model, task, seed=seed, threads=threads, emit=emit)
     predicted = np.isfinite(held_out)
     if predicted.any():
         held_out[predicted] = _calibrated(held_out, predicted, targets, model.kind)
@@ -117,7 +117,7 @@ def _calibrated(held_out: FloatArray, predicted: BoolArray, targets: Any, kind: 
             assert_never(kind)
 
 
-def _out_of_fold(model: LinearModel, task: Task, *, seed: int, threads: int, emit: LastProgress) -> FloatArray:
+def _out_of_fold(model: LinearModel, task: Task, *, seed: int, threads: int, emit: Emit) -> FloatArray:
     """(training texts, labels): outputs for each text of a model of the same setting, fitted on the other folds and the label texts."""
     setting = model.setting
     assert isinstance(setting, Setting), "a regression is fitted again without each fold"
@@ -146,9 +146,9 @@ def _out_of_fold(model: LinearModel, task: Task, *, seed: int, threads: int, emi
 
     large = len(texts) ** 2 > MAX_KEPT_VALUES
     threads = 1 if large else worthwhile_threads(threads, texts=len(texts), labels=len(task.labels))
-    with Workers(threads, waiting=emit.repeat) as workers:
+    with Workers(threads, emit=emit) as workers:
         for done, wait in enumerate([workers.start(functools.partial(predict_fold, number)) for number in range(FOLDS)]):
-            emit(Event("progress", "teacher", "training texts", done=done, total=FOLDS, unit="folds"))
+            workers.emit(Event("progress", "teacher", "training texts", done=done, total=FOLDS, unit="folds"))
             wait()
     return held_out[:count]
 
