@@ -106,16 +106,12 @@ def _scores(runs: Mapping[str, RunRecord]) -> Data:
             {
                 "name": names[name],
                 "own": run.predictor_scores,
-                "recommended": _recommended(run),
+                "recommended": (run.scores or {})["comparison"]["recommended"],
                 "against": _against(run, first, split),
             }
             for name, run in runs.items()
         ],
     }
-
-
-def _recommended(run: RunRecord) -> str:
-    return "–" if run.scores is None else str(run.scores["comparison"]["recommended"])
 
 
 def _linear_models(runs: Mapping[str, RunRecord], split: str) -> dict[str, Json]:

@@ -6,7 +6,7 @@ A missing stage is None. A folder that is not a run, is damaged, or has another 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -35,10 +35,9 @@ class RunRecord:
     """A run as plain data.
 
     task: None before the run has read it. stages: published stages of `config` by folder name. stale: names of published stages of other
-    settings. planned: phases with their steps. fits: fit.json of each exported linear model by its name. passages: rows of the selection,
-    at most MAX_PASSAGES. phases: reports of the trained phases by folder name, in order. predictions: split -> predictions of the model
-    `predictor`.
-    confidence: of each model; None before the evaluation, and unless each text has one label.
+    settings. fits: fit.json of each exported linear model by its name. passages: rows of the selection, at most MAX_PASSAGES. phases:
+    reports of the trained phases by folder name, in order. predictions: split -> predictions of the model `predictor`. confidence: of each
+    model; None before the evaluation, and unless each text has one label.
     """
 
     path: Path
@@ -49,7 +48,6 @@ class RunRecord:
     stale: tuple[str, ...]
     task: Task | None
     plan: Json | None
-    planned: Sequence[Json]
     fits: Mapping[str, Json]
     selection: Json | None
     passages: tuple[Json, ...]
@@ -182,7 +180,6 @@ def read_run(path: Path) -> RunRecord:
     def of(stage: str, file: str) -> Json | None:
         return _checked(path / stage / file, _one) if stage in stages else None
 
-    schedule = of("schedule", "schedule.json") or {}
     scores = of("evaluation", "scores.json")
     suffix = f"-{COMBINED}" if scores is not None and COMBINED in scores["models"] else ""
     return RunRecord(
@@ -194,7 +191,6 @@ def read_run(path: Path) -> RunRecord:
         stale=tuple(name for name in published if name not in stages),
         task=load_task(path) if TASK in stages else None,
         plan=of("plan", "plan.json"),
-        planned=schedule.get("phases", ()),
         fits={name: fit for name, stage in LINEAR_STAGES.items() if (fit := of(f"{name}-on-dev", "fit.json") or of(stage, "fit.json"))},
         selection=of("selection", "report.json"),
         passages=tuple(SelectionTable(stages["selection"]).rows(MAX_PASSAGES)) if "selection" in stages else (),
