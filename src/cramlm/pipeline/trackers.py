@@ -107,7 +107,8 @@ def scalars(event: Event) -> dict[str, float]:
         return {}
     values = event.data["scores"] if event.kind == "evaluation" else event.data
     prefix = f"{event.stage}/dev_" if event.kind == "evaluation" else f"{event.stage}/"
-    return {prefix + name: value for name, value in _flat(values) if name != "step"}
+    numbers = {name: value for name, value in _leaves(values, "/") if isinstance(value, int | float) and not isinstance(value, bool)}
+    return {prefix + name: float(value) for name, value in numbers.items() if name != "step"}
 
 
 def final_scores(run: Path) -> dict[str, float]:
@@ -216,7 +217,7 @@ def _mlflow(run: Path, config: dict[str, Any]) -> Tracker:
     if "MLFLOW_EXPERIMENT_NAME" not in os.environ and "MLFLOW_EXPERIMENT_ID" not in os.environ:
         mlflow.set_experiment(PROJECT)
     mlflow.start_run(run_name=run.name)
-    mlflow.log_params({name: str(value)[:_LONGEST_PARAMETER] for name, value in _leaves(config)})
+    mlflow.log_params({name: str(value)[:_LONGEST_PARAMETER] for name, value in _leaves(config, ".")})
     return Tracker(lambda values, step: mlflow.log_metrics(dict(values), step=step), mlflow.end_run)
 
 
@@ -227,19 +228,11 @@ def _trackio(run: Path, config: dict[str, Any]) -> Tracker:
     return Tracker(lambda values, step: trackio.log(dict(values), step=step), trackio.finish)
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}/")
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            yield prefix + name, float(value)
-
-
-def _leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every setting by its path, like phases.0.steps."""
+def _leaves(value: Any, separator: str, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value by its path, like phases.0.steps."""
     inside = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list | tuple) else None
     if inside is None:
         yield prefix, value
         return
     for name, inner in inside:
-        yield from _leaves(inner, f"{prefix}.{name}" if prefix else str(name))
+        yield from _leaves(inner, separator, f"{prefix}{separator}{name}" if prefix else str(name))
