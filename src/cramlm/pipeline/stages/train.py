@@ -137,8 +137,13 @@ class _Training:
             self.model.set_word_embeddings(read_array(self.embedding.path / "embedding.npy"))
 
     def load(self, finished: FinishedPhase) -> Model:
-        """Return the model with the weights of a finished phase."""
-        load_weights(self.model, finished.artifact.path)
+        """Return the model with the weights of a finished phase, after checking every byte.
+
+        Raises:
+            ArtifactError: if the folder is damaged.
+        """
+        verify(finished.artifact.path)
+        self.model.load_state_dict(read_tensors(finished.artifact.path / "model.safetensors"))
         return self.model
 
     def begin(self, start: FinishedPhase | None) -> Model:
@@ -335,7 +340,7 @@ class _Training:
             dev = DevEvaluation(evaluate, config.metric, initial=initial)
             training = job.training(pools, dev, fingerprint=key, stop=run.stop, ranks=run.ranks)
             result = train_phase(self.model, replace(training, emit=run.emit))
-        save_weights(self.model, target)
+        save_tensors(target / "model.safetensors", {name: parameter.float() for name, parameter in self.model.named_parameters()})
         if phase.learns_labels:
             evaluated = [read_array(file) for file in sorted(candidates.glob("*.npy"))]
             inherited = [] if start is None or initial is None else [read_array(start.artifact.path / DEV_PREDICTIONS)]
@@ -350,21 +355,6 @@ def inherited_score(phase: PhaseConfig, start: FinishedPhase) -> float | None:
     score_is_of_weights = earlier.keep == "best" or report["best_step"] == report["steps"]
     score: float | None = report["best_score"] if comparable and score_is_of_weights else None
     return score
-
-
-def save_weights(model: Model, folder: Path) -> None:
-    """Write every parameter as fp32 to folder/model.safetensors."""
-    save_tensors(folder / "model.safetensors", {name: parameter.float() for name, parameter in model.named_parameters()})
-
-
-def load_weights(model: Model, folder: Path) -> None:
-    """Load the weights that `save_weights` wrote, after checking every byte.
-
-    Raises:
-        ArtifactError: if the folder is damaged.
-    """
-    verify(folder)
-    model.load_state_dict(read_tensors(folder / "model.safetensors"))
 
 
 def task_pool(tokenizer: Tokenizer, task: Task, soft: FloatArray | None, prompt: Prompt | None, *, length: int) -> TokenPool:
