@@ -49,7 +49,7 @@ def trained(given: Task, space: SearchSpace = SPACE) -> tuple[LinearFit, LinearF
     """The model before and after self-training, and its events."""
     events: list[Event] = []
     before = fit_linear(given, space, stage="static")
-    return before, self_trained(before, {}, given, space, stage="static", emit=events.append), events
+    return before, self_trained(before, {}, given, space, emit=events.append), events
 
 
 def test_unlabelled_texts_teach_words_that_no_labelled_text_has() -> None:

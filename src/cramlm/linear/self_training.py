@@ -67,7 +67,6 @@ def self_trained(
     task: Task,
     space: SearchSpace,
     *,
-    stage: str,
     held_out: Mapping[str, HeldOut] | None = None,
     emit: Emit = silent,
 ) -> LinearFit:
@@ -76,13 +75,13 @@ def self_trained(
     C is the one with the lowest calibrated dev loss: the dev score of a few rare labels would decide by chance. If dev is small, so that
     `fit` predicts training texts out of fold, these texts decide with it: each is predicted after self-training without its fold. others:
     the other linear models of the task by name, which label the unlabelled texts together with `fit`. held_out: what they predict out of
-    fold, by name. stage: the name under which events are emitted. The same arguments give the same result.
+    fold, by name. The same arguments give the same result.
     """
     assert reads_unlabelled(task), "self-training needs unlabelled texts and single labels"
     assert isinstance(fit.model.setting, Setting), "naive Bayes reads unlabelled texts itself"
     began = time.perf_counter()
     read = min(len(task.unlabelled), MAX_UNLABELLED)
-    emit(Event("start", stage, f"self-training on {read:,} of {len(task.unlabelled):,} unlabelled texts"))
+    emit(Event("start", "static", f"self-training on {read:,} of {len(task.unlabelled):,} unlabelled texts"))
     known = held_out or {}
     evidence = {**known, "static": fit.held_out} if known.keys() == others.keys() else None
     teacher = Teacher.of({**others, "static": fit.model}, task, metric=space.metric, held_out=evidence)
@@ -97,10 +96,10 @@ def self_trained(
     if losses[1] > losses[0] + MAX_LOSS_INCREASE or scores[1] < scores[0] - MAX_SCORE_DECREASE:
         both = " without, ".join(format_metric(space.metric, score) for score in scores)
         shown = f"{METRIC_NAMES[space.metric]} on {dev.texts} {both} with it; loss {losses[0]:.2f}, {losses[1]:.2f} nats"
-        emit(Event("done", stage, f"self-training left out: {shown}"))
+        emit(Event("done", "static", f"self-training left out: {shown}"))
         result = fit
     else:
-        emit(Event("done", stage, f"self-trained, {dev.message(candidate)}", data={"score": candidate.score}))
+        emit(Event("done", "static", f"self-trained, {dev.message(candidate)}", data={"score": candidate.score}))
         of_dev = DevScorer.of(task, space.metric)
         (score,) = of_dev.scores(of_dev.predictions_of_outputs(outputs[: len(task.dev)])[None]).tolist()
         result = replace(fit, model=trained, score=score, held_out=replace(training.held_out, outputs=outputs[len(task.dev) :]))

@@ -150,7 +150,7 @@ def fit_static(run: RunContext, words: Artifact, baseline: Artifact | None, baye
         fit = fit_linear(task, searched, stage="static", vectors=vectors, threads=run.threads, emit=run.emit)
         if reads_more:
             loaded = {name: LinearModel.load(model.path) for name, model in others.items()}
-            fit = self_trained(fit, loaded, task, searched, stage="static", held_out=read_held_out(others), emit=run.emit)
+            fit = self_trained(fit, loaded, task, searched, held_out=read_held_out(others), emit=run.emit)
         _save(fit, target, run.config)
 
     inputs: dict[str, Any] = {"task": _task(run.task), "words": words.fingerprint}
