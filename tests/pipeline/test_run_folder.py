@@ -19,7 +19,7 @@ from cramlm.pipeline.context import Process
 from cramlm.pipeline.run import run, unfinished
 from cramlm.pipeline.run_folder import (
     EventLog,
-    Recorder,
+    begin_record,
     folder_for,
     is_up_to_date,
     name_of_task,
@@ -115,7 +115,7 @@ def test_a_run_below_a_corpus_is_not_read_with_it(place: Path) -> None:
 def kept(folder: Path, config: RunConfig) -> Path:
     """A run's folder as far as it says whose it is."""
     save_task(read_task(config.task, seed=config.seed), folder, emit=silent)
-    Recorder.begin(folder, config)
+    begin_record(folder, config)
     return folder
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from cramlm.config.run import RunConfig, load_config
 from cramlm.errors import EnvironmentFault, UsageError
-from cramlm.pipeline.run_folder import Recorder
+from cramlm.pipeline.run_folder import begin_record
 from cramlm.pipeline.trackers import follow, open_tracker, replay
 from cramlm.records import Event, silent
 from cramlm.storage.artifacts import publish
@@ -42,7 +42,7 @@ def run(tmp_path: Path, config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> P
     """The files of a run that trackers read. Trackers write below `tmp_path`."""
     folder = tmp_path / "mine"
     folder.mkdir()
-    recorder = Recorder.begin(folder, config)
+    confirm = begin_record(folder, config)
     lines = [{"time": 1.0, "kind": event.kind, "stage": event.stage, "message": "", "data": event.data} for event in EVENTS]
     write_jsonl(folder / "events.jsonl", lines)
     test = {"accuracy": 0.5, "macro_f1": 0.5, "micro_f1": 0.5}
@@ -50,7 +50,7 @@ def run(tmp_path: Path, config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> P
     models = {"tlm": {"test": test, "dev": None}, "tfidf-words": baseline}
     scores = json.dumps({"models": models}).encode()
     write = lambda target: (target / "scores.json").write_bytes(scores)  # noqa: E731
-    recorder.confirm(publish(folder / "evaluation", kind="evaluation", key={"format": 1}, write=write))
+    confirm(publish(folder / "evaluation", kind="evaluation", key={"format": 1}, write=write))
     for name, value in (
         ("MLFLOW_TRACKING_URI", f"file:{tmp_path / 'mlruns'}"),
         ("MLFLOW_ALLOW_FILE_STORE", "true"),
@@ -89,7 +89,7 @@ def test_tensorboard_gets_the_events_of_a_run_and_no_scores_of_other_settings(ru
     assert {name: found[name] for name in EXPECTED} == EXPECTED
     assert found["phase-1-joint/learning_rate/muon"][0][0] == 5
     shutil.rmtree(run / "tensorboard")
-    Recorder.begin(run, config.model_copy(update={"seed": 99}))
+    begin_record(run, config.model_copy(update={"seed": 99}))
     replay("tensorboard", run, silent)
     assert not [name for name in tensorboard_scalars(run) if name.startswith("final/")]
 
@@ -112,7 +112,7 @@ def test_steps_of_other_settings_and_of_a_longer_training_before_are_not_sent(ru
     losses({5: 1.5})  # trained again on other texts, so far for 5 steps
     assert tracked() == [(5, 1.5)]
     assert "phase-1-joint/dev_macro_f1" not in tensorboard_scalars(run)
-    Recorder.begin(run, config.model_copy(update={"seed": 99}))
+    begin_record(run, config.model_copy(update={"seed": 99}))
     losses({3: 0.5})
     assert tracked() == [(3, 0.5)]
 

@@ -33,7 +33,7 @@ from cramlm.io.paths import at_home
 from cramlm.model.huggingface.pretrained import start_from
 from cramlm.pipeline import trackers
 from cramlm.pipeline.context import Process, RunContext, shared_stages
-from cramlm.pipeline.run_folder import EventLog, Recorder, folder_for, read_record, refuse_other_folder, refuse_other_task
+from cramlm.pipeline.run_folder import EventLog, begin_record, folder_for, read_record, refuse_other_folder, refuse_other_task
 from cramlm.pipeline.stages import evaluate, linear, text
 from cramlm.records import Emit, Event, silent
 from cramlm.reporting.page import refresh_report
@@ -100,13 +100,13 @@ def run(
         if not overwrite:
             refuse_other_task(folder, config, task)
         with _traceback_to(folder / "error.log"), trackers.follow(track, folder, config, emit) as tracked:
-            recorder = Recorder.begin(folder, config)  # before the log, whose lines of earlier calls it counts
+            confirm = begin_record(folder, config)  # before the log, whose lines of earlier calls it counts
             log.begin(folder)
             emit = _interruptible(log.around(tracked), stop)
             emit(Event("note", "machine", describe_machine()))
             config = _with_threads_per_rank(config, ranks)
             context = RunContext(config, task, folder, _store(store), began, emit, stop, ranks, pretrained)
-            with confirming(recorder.confirm), shared_stages(context.store, config, emit=emit):
+            with confirming(confirm), shared_stages(context.store, config, emit=emit):
                 config, evaluation = _run_stages(context)
             refresh_report(folder, emit=emit)
     scores = json.loads((evaluation.path / "scores.json").read_bytes())

@@ -16,7 +16,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -60,35 +60,27 @@ class StageRecord:
         return self.stages.get(artifact.path.name) == hash_json(artifact.key)
 
 
-class Recorder:
-    """Writes the record of a call, stage by stage; create it with `begin`."""
+def begin_record(folder: Path, config: RunConfig) -> Callable[[Artifact], None]:
+    """Write run.toml and an empty record; return a function that adds a stage of this run to it. The caller holds the lock of the run."""
+    toml = to_toml(config).encode()
+    digest, earlier = hashlib.sha256(toml).hexdigest(), None
+    with suppress(ArtifactError):
+        earlier = read_record(folder)
+    first = earlier.first_event if earlier is not None and earlier.config == digest else _count_lines(folder / EVENTS)
+    stages: dict[str, str] = {}
+    record = StageRecord(digest, train_path(config.task), first, stages)
 
-    def __init__(self, folder: Path, record: StageRecord) -> None:
-        self._folder, self._record, self._stages = folder, record, dict(record.stages)
+    def write() -> None:
+        publish_file(folder / RECORD, (json.dumps(asdict(record), indent=1, ensure_ascii=False) + "\n").encode())
 
-    @staticmethod
-    def begin(folder: Path, config: RunConfig) -> Recorder:
-        """Write run.toml and an empty record; the caller holds the lock of the run."""
-        toml = to_toml(config).encode()
-        digest = hashlib.sha256(toml).hexdigest()
-        earlier = None
-        with suppress(ArtifactError):
-            earlier = read_record(folder)
-        first = earlier.first_event if earlier is not None and earlier.config == digest else _count_lines(folder / EVENTS)
-        recorder = Recorder(folder, StageRecord(digest, train_path(config.task), first, {}))
-        recorder._write()  # before run.toml: the record of another config is ignored
-        publish_file(folder / CONFIG, toml)
-        return recorder
+    def confirm(artifact: Artifact) -> None:
+        if artifact.path.parent == folder:  # others are in the store
+            stages[artifact.path.name] = hash_json(artifact.key)
+            write()
 
-    def confirm(self, artifact: Artifact) -> None:
-        """Add a stage of this run; stages in the store are skipped."""
-        if artifact.path.parent == self._folder:
-            self._stages[artifact.path.name] = hash_json(artifact.key)
-            self._write()
-
-    def _write(self) -> None:
-        record = {**asdict(self._record), "stages": self._stages}
-        publish_file(self._folder / RECORD, (json.dumps(record, indent=1, ensure_ascii=False) + "\n").encode())
+    write()  # before run.toml: the record of another config is ignored
+    publish_file(folder / CONFIG, toml)
+    return confirm
 
 
 @dataclass(slots=True)
