@@ -14,7 +14,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Final, NoReturn
 
@@ -26,25 +26,17 @@ from cramlm.cli.help import MAX_WIDTH, Command, Group
 from cramlm.cli.options import (
     FILES,
     BudgetOption,
-    ConfigOption,
-    CorpusOption,
-    DeviceOption,
-    DevOption,
-    InitOption,
+    DataOptions,
+    MethodOptions,
     OverwriteOption,
-    PresetOption,
     RecipeOption,
     RecipeOptions,
     RowOptions,
     SeedOption,
-    SetOption,
     StoreOption,
-    TestOption,
     TrackerName,
-    TrainOption,
-    UnlabelledOption,
+    resolve_options,
     resolve_recipe,
-    resolve_run,
     with_options,
 )
 from cramlm.cli.process import (
@@ -96,26 +88,17 @@ def common(
 
 
 def fit(
-    train: TrainOption = None,
-    dev: DevOption = None,
-    test: TestOption = None,
-    corpus: CorpusOption = None,
-    unlabelled: UnlabelledOption = None,
+    *,
+    data: DataOptions,
     out: Annotated[
         Path | None,
         typer.Option("-o", "--out", metavar="DIR", help="Folder of the run (default: runs/TASK-RECIPE-N)."),
     ] = None,
     overwrite: OverwriteOption = False,
-    recipe: RecipeOption = None,
-    base_model: InitOption = None,
+    method: MethodOptions,
     budget: BudgetOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would run and what it costs; write nothing.")] = False,
-    preset: PresetOption = None,
-    device: DeviceOption = None,
-    config: ConfigOption = None,
-    set_: SetOption = None,
     seed: SeedOption = None,
-    *,
     rows: RowOptions,
     store: StoreOption = None,
     track: Annotated[
@@ -133,13 +116,12 @@ def fit(
     """
     from cramlm.cli.console import console_events, show_table, summary_header, summary_rows
 
-    task = {"train": train, "dev": dev, "test": test, "unlabelled": unlabelled, **asdict(rows)}
-    options: dict[str, Any] = {"corpus": corpus, "budget": budget, "seed": seed, "preset": preset, "init": base_model, "device": device}
     if dry_run:
-        runs.show_dry_run(resolve_run(recipe, config, set_, task=task, **options))
+        runs.show_dry_run(resolve_options(data, rows, method, budget=budget, seed=seed))
         return
     several = os.environ.get("WORLD_SIZE", "1") != "1"  # then only the first rank reads the training file, after `join`
-    resolved = resolve_run(recipe, config, set_, task={**task, "train": "" if several and train else train}, **options)
+    unread = replace(data, train="") if several and data.train else data
+    resolved = resolve_options(unread, rows, method, budget=budget, seed=seed)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a lost rank is reported in one line, gloo's own report has fifty
     from cramlm.pipeline.context import Process
     from cramlm.pipeline.run import run  # after the config is validated: imports SciPy
@@ -157,9 +139,9 @@ def fit(
             return
         ranks.lead()
         if several:
-            resolved = resolve_run(recipe, config, set_, task=task, **options)
+            resolved = resolve_options(data, rows, method, budget=budget, seed=seed)
         with console_events() as emit:
-            for note in unused_options(resolved, corpus=corpus, unlabelled=unlabelled, budget=budget, preset=preset, device=device):
+            for note in unused_options(resolved, data, method, budget):
                 emit(Event("note", "task", f"the recipe {resolved.name} {note} not used"))
             folders: dict[str, Any] = {"out": out, "overwrite": overwrite, "store": store, "track": track}
             finished = run(resolved, **folders, emit=emit, process=Process(stop, _STARTED, ranks))
@@ -173,11 +155,11 @@ def fit(
     print(next_commands(finished.path, finished.config))
 
 
-def unused_options(config: Any, *, corpus: Any, unlabelled: Any, budget: Any, preset: Any, device: Any) -> Iterator[str]:
+def unused_options(config: Any, data: DataOptions, method: MethodOptions, budget: str | None) -> Iterator[str]:
     """Yield the reason and the names of options that have no effect: they are about text or an encoder that the run does not use."""
-    text_options = {"--corpus": corpus and not config.corpus, "--unlabelled": unlabelled and not config.task.unlabelled}
+    text_options = {"--corpus": data.corpus and not config.corpus, "--unlabelled": data.unlabelled and not config.task.unlabelled}
     is_linear = config.model != "encoder"
-    encoder_options = {"--budget": budget and is_linear, "--preset": preset and is_linear, "--device": device and is_linear}
+    encoder_options = {"--budget": budget and is_linear, "--preset": method.preset and is_linear, "--device": method.device and is_linear}
     for reason, options in (("reads labelled texts only", text_options), ("trains no encoder", encoder_options)):
         if unused := [option for option, is_unused in options.items() if is_unused]:
             yield f"{reason}: {' and '.join(unused)} {'is' if len(unused) == 1 else 'are'}"

@@ -11,7 +11,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_type_hints
 
@@ -400,14 +400,33 @@ PresetOption = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class RecipeOptions:
-    """Options of the commands that show what a recipe gives, also without a task."""
+class DataOptions:
+    """Options for the files of a run."""
 
-    train: AssumedTrain = None
+    train: TrainOption = None
     dev: DevOption = None
     test: TestOption = None
     corpus: CorpusOption = None
     unlabelled: UnlabelledOption = None
+
+
+@dataclass(frozen=True, slots=True)
+class MethodOptions:
+    """Options for the method of a run."""
+
+    recipe: RecipeOption = None
+    base_model: InitOption = None
+    preset: PresetOption = None
+    device: DeviceOption = None
+    config: ConfigOption = None
+    set_: SetOption = None
+
+
+@dataclass(frozen=True, slots=True)
+class RecipeOptions(DataOptions):
+    """Options of the commands that show what a recipe gives, also without a task."""
+
+    train: AssumedTrain = None
     budget: BudgetOption = None
     base_model: InitOption = None
     preset: PresetOption = None
@@ -416,27 +435,22 @@ class RecipeOptions:
     seed: SeedOption = None
 
 
+def resolve_options(
+    data: DataOptions, rows: RowOptions, method: MethodOptions, *, budget: str | None = None, seed: int | None = None
+) -> Any:
+    """Return the run config of these options, as `resolve_run`."""
+    task = {"train": data.train, "dev": data.dev, "test": data.test, "unlabelled": data.unlabelled, **asdict(rows)}
+    given: dict[str, Any] = {"preset": method.preset, "init": method.base_model, "device": method.device, "budget": budget, "seed": seed}
+    return resolve_run(method.recipe, method.config, method.set_, task=task, corpus=data.corpus, **given)
+
+
 def resolve_recipe(recipe: str | None, options: RecipeOptions, rows: RowOptions, *, config_file: Path | None = None) -> Any:
     """Return the config of a recipe or a config file, as `resolve_run`; without files a recipe assumes a typical task and a corpus."""
-    assumed = config_file is None
-    files = {
-        "train": options.train or ("" if assumed else None),
-        "dev": options.dev,
-        "test": options.test,
-        "unlabelled": options.unlabelled,
-    }
-    return resolve_run(
-        recipe,
-        config_file,
-        options.set_,
-        task={**files, **asdict(rows)},
-        corpus=options.corpus or (["corpus/*.jsonl.zst"] if assumed else None),
-        budget=options.budget,
-        seed=options.seed,
-        preset=options.preset,
-        init=options.base_model,
-        device=options.device,
-    )
+    data: DataOptions = options
+    if config_file is None:
+        data = replace(options, train=options.train or "", corpus=options.corpus or ["corpus/*.jsonl.zst"])
+    method = MethodOptions(recipe, options.base_model, options.preset, options.device, config_file, options.set_)
+    return resolve_options(data, rows, method, budget=options.budget, seed=options.seed)
 
 
 def with_options(command: Callable[..., Any]) -> Callable[..., Any]:

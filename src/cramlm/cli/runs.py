@@ -9,7 +9,7 @@ import os
 import platform
 import shutil
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,22 +17,15 @@ import typer
 
 from cramlm.cli.help import Command, Group
 from cramlm.cli.options import (
-    ConfigOption,
-    DeviceOption,
-    DevOption,
-    InitOption,
+    DataOptions,
     JsonOption,
-    PresetOption,
-    RecipeOption,
+    MethodOptions,
     RecipeOptions,
     RowOptions,
-    SetOption,
-    TestOption,
     TrackerName,
-    UnlabelledOption,
     complete_recipe,
+    resolve_options,
     resolve_recipe,
-    resolve_run,
     with_options,
 )
 from cramlm.errors import EnvironmentFault, counted, size
@@ -52,26 +45,25 @@ EXTRAS = {
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "numba", "pyarrow", "zstandard", "scikit-learn", "pydantic")
 
 
+@dataclass(frozen=True, slots=True)
+class PlannedData(DataOptions):
+    """Options for the files of runs that are only planned."""
+
+    train: Annotated[
+        str | None, typer.Option("--train", metavar="FILE", help="Labelled texts (default: 4,000 texts of 50 tokens are assumed).")
+    ] = None
+    corpus: Annotated[
+        list[str] | None, typer.Option("--corpus", metavar="FILES", help="Raw text, as in fit (default: 500 MB of text are assumed).")
+    ] = None
+
+
 def plan(
     budgets: Annotated[
         list[str] | None, typer.Argument(metavar="BUDGETS", help="Budgets in time or operations, like 20m 4h 3e15flops.")
     ] = None,
-    train: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Labelled texts (default: 4,000 texts of 50 tokens are assumed).")
-    ] = None,
-    dev: DevOption = None,
-    test: TestOption = None,
-    corpus: Annotated[
-        list[str] | None, typer.Option(metavar="FILES", help="Raw text, as in fit (default: 500 MB of text are assumed).")
-    ] = None,
-    unlabelled: UnlabelledOption = None,
-    recipe: RecipeOption = None,
-    base_model: InitOption = None,
-    preset: PresetOption = None,
-    device: DeviceOption = None,
-    config: ConfigOption = None,
-    set_: SetOption = None,
     *,
+    data: PlannedData,
+    method: MethodOptions,
     rows: RowOptions,
     as_json: JsonOption = False,
 ) -> None:
@@ -83,10 +75,9 @@ def plan(
         cramlm plan 5m 20m 4h --train train.csv --corpus 'corpus/*.jsonl'
         cramlm plan 3e15flops --preset small
     """
-    task = {"train": train or ("" if config is None else None), "dev": dev, "test": test, "unlabelled": unlabelled, **asdict(rows)}
-    files = corpus or ([""] if config is None else None)
-    common: dict[str, Any] = {"task": task, "corpus": files, "seed": None, "preset": preset, "init": base_model, "device": device}
-    runs = [resolve_run(recipe, config, set_, budget=each, **common) for each in budgets or PLANNED_BUDGETS]
+    if method.config is None:
+        data = replace(data, train=data.train or "", corpus=data.corpus or [""])
+    runs = [resolve_options(data, rows, method, budget=each) for each in budgets or PLANNED_BUDGETS]
     from cramlm.cli.console import console_events, show_plans
     from cramlm.planning.plan import forecast_runs
 
