@@ -242,11 +242,7 @@ TextsArgument = Annotated[
     str, typer.Argument(metavar="FILE", help="Texts, in a format that fit reads; - reads a text or a JSON object per line from stdin.")
 ]
 TrainOption = Annotated[str | None, typer.Option("--train", metavar="FILE", help="Labelled texts (jsonl, csv, tsv, parquet; .gz, .zst).")]
-AssumedTrain = Annotated[
-    str | None, typer.Option("--train", metavar="FILE", help="Labelled texts (default: 4,000 texts of 8 labels are assumed).")
-]
 DevOption = Annotated[str | None, typer.Option("--dev", metavar="FILE", help="Labelled texts to choose settings (default: part of train).")]
-TestOption = Annotated[str | None, typer.Option("--test", metavar="FILE", help="Labelled texts for the final scores; evaluated once.")]
 CorpusOption = Annotated[
     list[str] | None, typer.Option("--corpus", metavar="FILES", help="Raw text: file, folder or quoted glob; may be repeated.")
 ]
@@ -256,10 +252,6 @@ UnlabelledOption = Annotated[
 ]
 BudgetOption = Annotated[
     str | None, typer.Option("--budget", metavar="BUDGET", help="Time of the run, like 20m, or operations, like 3e15flops.")
-]
-ConfigOption = Annotated[
-    Path | None,
-    typer.Option("--config", metavar="FILE", help="All settings as TOML, as `cramlm config` prints them.", rich_help_panel=METHOD),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 ThreadsOption = Annotated[int, typer.Option("--threads", metavar="N", min=1, help="CPU threads; the result is the same.")]
@@ -278,8 +270,6 @@ LabelColumn = Annotated[str, _column("--label-column", "Column that holds the la
 ModelTextColumn = Annotated[str | None, _column("--text-column", "Column that holds the text (default: as in training).")]
 ModelLabelColumn = Annotated[str | None, _column("--label-column", "Column that holds the label (default: as in training).")]
 ModelPairColumn = Annotated[str | None, _column("--text-pair-column", "Column of the second text (default: as in training).")]
-OptionalTextColumn = Annotated[str | None, _column("--text-column", "Column that holds the text (default: text).")]
-OptionalLabelColumn = Annotated[str | None, _column("--label-column", "Column that holds the label (default: label).")]
 PairColumn = Annotated[str | None, _column("--text-pair-column", "Column of the second text, for sentence pairs.")]
 KindOption = Annotated[
     TaskType | None,
@@ -306,23 +296,14 @@ DuplicatesOption = Annotated[
 OnBadRowOption = Annotated[
     BadRowRule, typer.Option("--on-bad-row", metavar="RULE", help="fail at the first bad row, or skip: list it in rejected.jsonl.")
 ]
-OptionalOnBadRow = Annotated[
-    BadRowRule | None,
-    typer.Option(
-        "--on-bad-row",
-        metavar="RULE",
-        help="fail (default), or skip: leave bad rows out, with a warning.",
-        rich_help_panel=COLUMNS,
-    ),
-]
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnOptions:
     """Options for the columns of task files, by the names of `TaskConfig`; None leaves a setting as it is."""
 
-    text_column: OptionalTextColumn = None
-    label_column: OptionalLabelColumn = None
+    text_column: Annotated[str | None, _column("--text-column", "Column that holds the text (default: text).")] = None
+    label_column: Annotated[str | None, _column("--label-column", "Column that holds the label (default: label).")] = None
     text_pair_column: PairColumn = None
     kind: KindOption = None
     label_separator: SeparatorOption = None
@@ -332,7 +313,15 @@ class ColumnOptions:
 class RowOptions(ColumnOptions):
     """Options that say how the rows of task files are read."""
 
-    on_bad_row: OptionalOnBadRow = None
+    on_bad_row: Annotated[
+        BadRowRule | None,
+        typer.Option(
+            "--on-bad-row",
+            metavar="RULE",
+            help="fail (default), or skip: leave bad rows out, with a warning.",
+            rich_help_panel=COLUMNS,
+        ),
+    ] = None
 
 
 SetOption = Annotated[
@@ -405,7 +394,7 @@ class DataOptions:
 
     train: TrainOption = None
     dev: DevOption = None
-    test: TestOption = None
+    test: Annotated[str | None, typer.Option("--test", metavar="FILE", help="Labelled texts for the final scores; evaluated once.")] = None
     corpus: CorpusOption = None
     unlabelled: UnlabelledOption = None
 
@@ -418,7 +407,10 @@ class MethodOptions:
     base_model: InitOption = None
     preset: PresetOption = None
     device: DeviceOption = None
-    config: ConfigOption = None
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", metavar="FILE", help="All settings as TOML, as `cramlm config` prints them.", rich_help_panel=METHOD),
+    ] = None
     set_: SetOption = None
 
 
@@ -426,7 +418,9 @@ class MethodOptions:
 class RecipeOptions(DataOptions):
     """Options of the commands that show what a recipe gives, also without a task."""
 
-    train: AssumedTrain = None
+    train: Annotated[
+        str | None, typer.Option("--train", metavar="FILE", help="Labelled texts (default: 4,000 texts of 8 labels are assumed).")
+    ] = None
     budget: BudgetOption = None
     base_model: InitOption = None
     preset: PresetOption = None
