@@ -41,14 +41,28 @@ _LONGEST_NAME: Final = 26  # characters of an option before its description star
 
 
 class _Sections:
-    """Description and examples of a command or a group."""
+    """Description, options by panel, and examples of a command or a group."""
 
     help: str | None
+    get_params: Any
 
     def format_help_text(self, ctx: Any, formatter: Any) -> None:
         formatter.write_paragraph()
         with formatter.indentation():
             formatter.write_text(split_help(self.help)[0])
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write arguments and options, a section for each panel; --help is in the first section of options."""
+        panels: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+        for parameter in self.get_params(ctx):
+            if parameter.param_type_name == "argument":
+                panels["Arguments"].append((argument_name(parameter), parameter.help or ""))
+            elif (record := parameter.get_help_record(ctx)) is not None:
+                panels.setdefault(getattr(parameter, "rich_help_panel", None) or "Options", []).append(record)
+        for panel, rows in panels.items():
+            if rows:
+                with formatter.section(panel):
+                    formatter.write_dl(rows, col_max=_LONGEST_NAME)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         if examples := split_help(self.help)[1]:
@@ -96,15 +110,12 @@ class Command(_Sections, TyperCommand):
             ctx.params = {name: expand_home(value) for name, value in ctx.params.items()}
         return extra
 
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        write_panels(self, ctx, formatter)
-
 
 class Group(_Sections, TyperGroup):
     """A group of commands whose help lists them by panel, each with its first sentence."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        write_panels(self, ctx, formatter)
+        super().format_options(ctx, formatter)
         self.format_commands(ctx, formatter)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
@@ -217,17 +228,3 @@ def argument_name(argument: Any) -> str:
     """Return the name of an argument as usage lines and tables show it, like FILES... for one that may be repeated."""
     name = argument.metavar or argument.name.upper()
     return name if argument.nargs == 1 else f"{name}..."
-
-
-def write_panels(command: Any, ctx: Any, formatter: Any) -> None:
-    """Write arguments and options, a section for each panel; --help is in the first section of options."""
-    panels: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
-    for parameter in command.get_params(ctx):
-        if parameter.param_type_name == "argument":
-            panels["Arguments"].append((argument_name(parameter), parameter.help or ""))
-        elif (record := parameter.get_help_record(ctx)) is not None:
-            panels.setdefault(getattr(parameter, "rich_help_panel", None) or "Options", []).append(record)
-    for panel, rows in panels.items():
-        if rows:
-            with formatter.section(panel):
-                formatter.write_dl(rows, col_max=_LONGEST_NAME)
