@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -221,11 +221,6 @@ def fingerprint(chosen: SelectedPassages | None) -> str | None:
         return None
     retrieved = chosen.artifact.fingerprint
     return hash_json([retrieved, *chosen.unlabelled]) if chosen.unlabelled else retrieved
-
-
-def phases_by_name(phases: Sequence[PhaseConfig]) -> dict[str, Any]:
-    """Phases as plain data by name, so that the reason for a rebuild reads 'phases.joint.steps 500 -> 600'."""
-    return {phase.name: phase.model_dump(mode="json") for phase in phases}
 
 
 @contextmanager

@@ -38,7 +38,6 @@ from cramlm.pipeline.context import (
     RunPlan,
     Stage,
     fingerprint,
-    phases_by_name,
     threads_of,
 )
 from cramlm.planning import budget
@@ -95,7 +94,6 @@ def plan(run: RunContext) -> RunPlan:
     Raises:
         UsageError: if the budget is too small to train at all. EnvironmentFault: if memory or disk does not suffice.
     """
-    cores = run.threads
     device = resolve_device(run.config.device)
     on_gpu, precision = device.type == "cuda", resolve_precision(run.config.precision, device)
     texts = estimate_texts(run.task, run.config, _corpus_bytes(run.config))
@@ -120,13 +118,17 @@ def plan(run: RunContext) -> RunPlan:
         rates_of = {"speed": asdict(machine.speed), "threads": machine.joint.threads}
         write_json(target / "plan.json", {"retriever": chosen, **rates_of, "cost": cost.as_dict()})
 
-    settings = run.config.model_dump(mode="json", include=PLANNED_BY)
-    settings |= {"phases": phases_by_name(run.config.phases), "precision": precision, "threads": cores}
-    settings |= {"ranks": run.ranks.count} if run.ranks.count > 1 else {}
-    artifact = run.build(Stage("plan", 4, settings, {"texts": asdict(texts)}, write))
+    artifact = run.build(Stage("plan", 4, _settings(run, PLANNED_BY, precision, run.threads), {"texts": asdict(texts)}, write))
     data = json.loads((artifact.path / "plan.json").read_bytes())
     retriever = None if data["retriever"] is None else RETRIEVER.validate_python(data["retriever"])
     return RunPlan(retriever, precision, data["threads"], budget.Speed(**data["speed"]))
+
+
+def _settings(run: RunContext, names: set[str], precision: Precision, threads: int) -> dict[str, Any]:
+    """Return these settings and all of the phases, by name, so that the reason for a rebuild reads 'phases.joint.steps 500 -> 600'."""
+    phases = {phase.name: phase.model_dump(mode="json") for phase in run.config.phases}
+    settings = run.config.model_dump(mode="json", include=names) | {"phases": phases, "precision": precision, "threads": threads}
+    return settings | ({"ranks": run.ranks.count} if run.ranks.count > 1 else {})
 
 
 def refuse_small_budget(run: RunContext) -> None:
@@ -420,9 +422,7 @@ def schedule(run: RunContext, plan: RunPlan, text: EncodedTexts) -> Schedule:
             seconds = planner.amount_of(phase) * seconds_per_unit
             run.emit(Event("plan", "schedule", budget.describe(phase, sizes, seconds=seconds)))
 
-    settings = run.config.model_dump(mode="json", include=_SCHEDULED_BY)
-    settings |= {"phases": phases_by_name(run.config.phases), "precision": plan.precision, "threads": plan.threads}
-    settings |= {"ranks": run.ranks.count} if run.ranks.count > 1 else {}
+    settings = _settings(run, _SCHEDULED_BY, plan.precision, plan.threads)
     inputs = {"tokenizer": text.tokenizer.fingerprint, "selection": fingerprint(text.selection), "task": task_fingerprint(run.task)}
     inputs |= {} if text.prompt is None else {"prompt": asdict(text.prompt)}
     return _read_schedule(run.build(Stage("schedule", 3, settings, inputs, write)))
