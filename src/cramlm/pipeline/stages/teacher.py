@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, assert_never
+from typing import Any, Final, TypeAlias, assert_never
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from cramlm.linear.teacher import TRAINING_TEXTS_FILE, Teacher, align_distributi
 from cramlm.model.model import Model
 from cramlm.model.prompts import Prompt, passage_length
 from cramlm.model.tokenizer import Tokenizer, Tokens
-from cramlm.pipeline.context import SOFT_LABELS, EncodedTexts, RunContext, RunPlan, Stage, fingerprint
+from cramlm.pipeline.context import SOFT_LABELS, EncodedTexts, FinishedPhase, RunContext, RunPlan, Stage, fingerprint
 from cramlm.pipeline.stages.linear import model_fingerprint, read_held_out
 from cramlm.pipeline.stages.text import marker_inserter
 from cramlm.records import Event, Example, FloatArray, IntArray, TaskKind
@@ -31,6 +31,7 @@ TEMPERATURE: Final = 2.0
 """Divisor of an encoder's logits (Schick and Schütze 2021)."""
 PASSAGES_FILE: Final = "passages.npy"
 """Soft labels of whole passages, by a model with a prompt."""
+Load: TypeAlias = Callable[[FinishedPhase], Model]
 
 
 def external_length(phase: PhaseConfig) -> int:
@@ -166,26 +167,19 @@ def _message(kind: TaskKind, what: str, soft_labels: FloatArray) -> str:
 
 
 def teach_by_encoder(
-    run: RunContext,
-    plan: RunPlan,
-    text: EncodedTexts,
-    phase: PhaseConfig,
-    *,
-    model: Callable[[], Model],
-    teacher: str,
-    inputs: Mapping[str, Any],
+    run: RunContext, plan: RunPlan, text: EncodedTexts, phase: PhaseConfig, teacher: FinishedPhase, *, load: Load, inputs: Mapping[str, Any]
 ) -> Artifact:
     """Publish soft labels from the model of the earlier phase `teacher`: of the pieces of the passages or, with a prompt, of each passage
     truncated to a row of `phase`, over all patterns (passages.npy). Probabilities are at `TEMPERATURE`; a number has none.
 
-    model: returns the model with that phase's weights.
+    load: returns the model with the weights of a phase. inputs: all but these weights.
     """
     name, selection, length = f"teacher-of-{phase.name}", text.selection, external_length(phase)
     assert selection is not None, "a teacher of passages needs passages"
 
     def write(target: Path) -> None:
         run.emit(Event("start", name))
-        encoder = model()
+        encoder = load(teacher)
         if encoder.prompt is None:
             sequences = text.tokenizer.cut(selection.ids, max_length=length, cut="split")
         else:
@@ -193,7 +187,9 @@ def teach_by_encoder(
         logits = predict_logits(encoder, sequences, precision=plan.precision)
         predicted = logits if encoder.kind == "regression" else outputs_of(encoder.kind, logits / np.float32(TEMPERATURE))
         save_array(target / (pieces_file(length) if encoder.prompt is None else PASSAGES_FILE), predicted)
-        run.emit(Event("done", name, f"soft labels of the model of phase {teacher}: {_message(encoder.kind, 'texts', predicted)}"))
+        run.emit(
+            Event("done", name, f"soft labels of the model of phase {teacher.phase.name}: {_message(encoder.kind, 'texts', predicted)}")
+        )
 
     settings = {"length": length, "precision": plan.precision}
-    return run.build(Stage(name, 2, settings, inputs, write, kind="teacher"))
+    return run.build(Stage(name, 2, settings, {**inputs, "model": teacher.artifact.fingerprint}, write, kind="teacher"))

@@ -231,15 +231,8 @@ class _Training:
         distil = phase.distil("external")
         if distil is not None and distil.teacher != LINEAR_TEACHER and self.text.selection is not None:
             teacher = self.finished[distil.teacher]
-            self.encoder_labels[phase.name] = teach_by_encoder(
-                self.run,
-                self.plan,
-                self.text,
-                phase,
-                model=lambda: self.load(teacher),
-                teacher=distil.teacher,
-                inputs={**self.inputs, "model": teacher.artifact.fingerprint},
-            )
+            labels = teach_by_encoder(self.run, self.plan, self.text, phase, teacher, load=self.load, inputs=self.inputs)
+            self.encoder_labels[phase.name] = labels
         teachers = [self.encoder_labels[phase.name]] if phase.name in self.encoder_labels else []
         teachers += [self.teacher] if self.teacher and linear_teachers(phase) else []
         if teachers:
