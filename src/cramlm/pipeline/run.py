@@ -191,7 +191,7 @@ def _run_encoder(run: RunContext, baseline: Artifact | None) -> tuple[RunConfig,
     planned = schedule(run, plan, texts)  # the last stage before training, so that it knows the time that is left
     if selection is not None:
         selection.release_texts()
-    trained = train.train(run, plan, planned, texts, teacher=teacher, embedding=embedding)
+    trained = train.Training(run, plan, planned, texts, teacher=teacher, embedding=embedding).train()
     trained = evaluate.adjust_logits(run, trained)
     scored_models = linear_models if scored else {}
     final = linear.refit_on_dev(run, scored_models)

@@ -82,36 +82,15 @@ class Trained:
         return tuple(each.report for each in self.finished)
 
 
-def train(
-    run: RunContext,
-    plan: RunPlan,
-    planned: Schedule,
-    text: EncodedTexts,
-    *,
-    teacher: Artifact | None = None,
-    embedding: Artifact | None = None,
-) -> Trained:
-    """Run the phases in order, each from the weights of the previous one, or of `start_from`; a phase that is up to date is kept.
+class Training:
+    """Trains the phases of a run.
 
-    After each phase the remaining budget is planned again. teacher: soft labels of the linear model, if a phase uses them. embedding: token
-    embeddings to start from, unless they are random.
+    teacher: soft labels of the linear models, if a phase uses them. embedding: token embeddings to start from; None = random ones.
+    finished: phases by name, in order. encoder_labels: soft labels of an earlier phase's model, by phase.
     """
-    training = _Training(run, plan, planned, text, teacher, embedding)
-    for number in range(len(planned.phases)):
-        phases = replan(run, planned, tuple(training.finished.values())) if number else planned.phases
-        training.run_phase(phases[number])
-    finished = tuple(training.finished.values())
-    last = finished[-1]
-    training.load(last).rescale_output(run.task.scale)
-    has_mlm = any(phase.trains_mlm_head for phase in planned.phases)
-    return Trained(training.model, text.tokenizer, plan.precision, finished, last.phase.row_length, has_mlm, last.artifact.fingerprint)
-
-
-class _Training:
-    """Trains the phases of a run. finished: by name, in order. encoder_labels: soft labels of an earlier phase's model, by phase."""
 
     def __init__(
-        self, run: RunContext, plan: RunPlan, planned: Schedule, text: EncodedTexts, teacher: Artifact | None, embedding: Artifact | None
+        self, run: RunContext, plan: RunPlan, planned: Schedule, text: EncodedTexts, *, teacher: Artifact | None, embedding: Artifact | None
     ) -> None:
         self.run, self.plan, self.planned, self.text = run, plan, planned, text
         self.teacher, self.embedding = teacher, embedding
@@ -130,6 +109,20 @@ class _Training:
         self.inputs = {"tokenizer": tokenizer.fingerprint, "selection": fingerprint(text.selection), "task": task_fingerprint(run.task)}
         self.finished: dict[str, FinishedPhase] = {}
         self.encoder_labels: dict[str, Artifact] = {}
+
+    def train(self) -> Trained:
+        """Run the phases in order, each from the weights of the previous one, or of `start_from`; a phase that is up to date is kept.
+
+        After each phase the remaining budget is planned again.
+        """
+        for number in range(len(self.planned.phases)):
+            phases = replan(self.run, self.planned, tuple(self.finished.values())) if number else self.planned.phases
+            self.run_phase(phases[number])
+        finished = tuple(self.finished.values())
+        last = finished[-1]
+        self.load(last).rescale_output(self.run.task.scale)
+        has_mlm, length = any(phase.trains_mlm_head for phase in self.planned.phases), last.phase.row_length
+        return Trained(self.model, self.text.tokenizer, self.plan.precision, finished, length, has_mlm, last.artifact.fingerprint)
 
     def set_embeddings(self) -> None:
         """Set the token embeddings, unless they start at random."""
