@@ -93,8 +93,8 @@ def test_models_of_several_labels_are_better_together_and_calibration_undoes_the
     combined = combine_on_dev(TASK_OF_SETS, models, metric="macro_f1").combination
     wrong = {name: int(((values >= 0.5) != LABEL_SETS).sum()) for name, values in models.items()}
     assert int(((combined.logits(models) >= 0) != LABEL_SETS).sum()) < 0.8 * min(wrong.values())
-    plain = calibrate_on_dev(TASK_OF_SETS, tagger(1.0, seed=2), metric="macro_f1")
-    scaled = calibrate_on_dev(TASK_OF_SETS, tagger(1.0, seed=2, scale=0.1), metric="macro_f1")
+    plain = calibrate_on_dev(TASK_OF_SETS, tagger(1.0, seed=2))
+    scaled = calibrate_on_dev(TASK_OF_SETS, tagger(1.0, seed=2, scale=0.1))
     assert scaled.loss == pytest.approx(plain.loss, abs=1e-3)
     assert scaled.scale == pytest.approx(10 * plain.scale, rel=0.05)
 
@@ -119,13 +119,13 @@ def test_models_of_numbers_are_better_together_and_calibration_undoes_their_unit
     def error(numbers: Any) -> float:
         return float(np.sqrt(np.square(numbers[:, 0] - NUMBERS).mean()))
 
-    alone = calibrate_on_dev(TASK_OF_NUMBERS, models["tlm"], metric="pearson").logits(models["tlm"], "regression")
+    alone = calibrate_on_dev(TASK_OF_NUMBERS, models["tlm"]).logits(models["tlm"], "regression")
     assert error(combined.logits(models)) < 0.9 * error(alone)
 
 
 @pytest.mark.parametrize("numbers", [np.full((300, 1), 5.0, dtype=np.float32), -scorer(1, seed=1), NUMBERS[:, None].astype(np.float32)])
 def test_constant_reversed_and_exact_numbers_have_a_finite_calibration_that_reads_back(numbers: FloatArray) -> None:
-    calibration = calibrate_on_dev(TASK_OF_NUMBERS, numbers, metric="pearson")
+    calibration = calibrate_on_dev(TASK_OF_NUMBERS, numbers)
     read = Calibration.from_dict(json.loads(json.dumps(calibration.as_dict(), allow_nan=False)), labels=1)
     assert read.logits(numbers, "regression").mean() == pytest.approx(NUMBERS.mean(), rel=1e-4)
 

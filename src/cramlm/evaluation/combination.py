@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 
 from cramlm.evaluation.calibration import Calibration, calibrate, calibrate_labels, calibrate_numbers, finite_vector
-from cramlm.evaluation.kinds import KINDS, DevScorer
+from cramlm.evaluation.kinds import KINDS, dev_truth
 from cramlm.evaluation.logit_adjustment import TAUS, Adjustment, choose_adjustment
 from cramlm.records import FloatArray, IntArray, Task, TaskKind
 
@@ -118,7 +118,7 @@ def combine_on_dev(
     """
     known = comparable({name: each for name, each in (held_out or {}).items() if name in outputs})
     whole = task.with_training_in_dev(next(iter(known.values())).rows.tolist() if known else [])
-    calibrations = _calibrated(task, whole, outputs, known, metric)
+    calibrations = _calibrated(task, whole, outputs, known)
     lowest = min(each.loss for each in calibrations.values())
     kept = {name: each for name, each in calibrations.items() if each.loss <= lowest + LARGEST_GAP}
     unadjusted = Combination(task.kind, task.labels, kept, np.zeros(len(task.labels), dtype=np.float32), 0.0)
@@ -140,32 +140,30 @@ def comparable(held_out: Mapping[str, HeldOut]) -> Mapping[str, HeldOut]:
     return held_out if first and all(each == first for each in others) else {}
 
 
-def _calibrated(
-    task: Task, whole: Task, outputs: Mapping[str, FloatArray], held_out: Mapping[str, HeldOut], metric: str
-) -> dict[str, Calibration]:
+def _calibrated(task: Task, whole: Task, outputs: Mapping[str, FloatArray], held_out: Mapping[str, HeldOut]) -> dict[str, Calibration]:
     """Calibrate models on dev and the training texts that they predict out of fold. whole: the task with both as dev.
 
     A model without such predictions is calibrated on dev. Its loss is the lowest loss of the other models plus an estimated difference:
     that on the n dev texts, which is mostly chance, with the weight n / (n + SHRINKAGE), and the expected one with the rest of the weight.
     """
     if not held_out:
-        return {name: calibrate_on_dev(task, values, metric=metric) for name, values in outputs.items()}
+        return {name: calibrate_on_dev(task, values) for name, values in outputs.items()}
     both = {name: np.concatenate([outputs[name], each.outputs]) for name, each in held_out.items()}
-    calibrations = {name: calibrate_on_dev(whole, values, metric=metric) for name, values in both.items()}
+    calibrations = {name: calibrate_on_dev(whole, values) for name, values in both.items()}
     best = min(calibrations, key=lambda name: calibrations[name].loss)
-    reference = _dev_loss(calibrations[best], outputs[best], task, metric)
+    reference = _dev_loss(calibrations[best], outputs[best], task)
     share = len(task.dev) / (len(task.dev) + SHRINKAGE)
     expected = EXPECTED_GAP_UNLABELLED if task.unlabelled else EXPECTED_GAP
     for name in outputs.keys() - held_out.keys():
-        alone = calibrate_on_dev(task, outputs[name], metric=metric)
-        difference = _dev_loss(alone, outputs[name], task, metric) - reference
+        alone = calibrate_on_dev(task, outputs[name])
+        difference = _dev_loss(alone, outputs[name], task) - reference
         calibrations[name] = replace(alone, loss=calibrations[best].loss + share * difference + (1 - share) * expected)
     return {name: calibrations[name] for name in outputs}
 
 
-def _dev_loss(calibration: Calibration, outputs: FloatArray, task: Task, metric: str) -> float:
+def _dev_loss(calibration: Calibration, outputs: FloatArray, task: Task) -> float:
     """Return the loss of calibrated outputs (n, labels) on dev, in the unit of `Calibration.loss`."""
-    truth, logits = DevScorer.of(task, metric).truth, calibration.logits(outputs, task.kind)
+    truth, logits = dev_truth(task), calibration.logits(outputs, task.kind)
     match task.kind:
         case "classification":
             known = np.flatnonzero(truth < logits.shape[1])
@@ -178,10 +176,9 @@ def _dev_loss(calibration: Calibration, outputs: FloatArray, task: Task, metric:
             return 0.5 * math.log(error) if error > 0 else 0.0
 
 
-def calibrate_on_dev(task: Task, outputs: FloatArray, *, metric: str) -> Calibration:
-    """Calibrate a model on its outputs for `task.dev`, (n, labels). metric: any dev score of the task."""
-    truth = DevScorer.of(task, metric).truth
-    log_prior = -KINDS[task.kind].negative_log_prior([str(example.label) for example in task.train], task.labels)
+def calibrate_on_dev(task: Task, outputs: FloatArray) -> Calibration:
+    """Calibrate a model on its outputs for `task.dev`, (n, labels)."""
+    truth, log_prior = dev_truth(task), -KINDS[task.kind].negative_log_prior(task)
     match task.kind:
         case "classification":
             return calibrate(outputs, truth.astype(np.int64), log_prior)

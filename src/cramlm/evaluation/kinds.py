@@ -97,7 +97,7 @@ class Kind(Protocol):
     def near_ties(self, logits: FloatArray) -> BoolArray:
         """Rows of bf16 logits whose prediction may be another in fp32, (n,)."""
 
-    def negative_log_prior(self, train_labels: Sequence[str], names: Sequence[str]) -> npt.NDArray[np.float64]:
+    def negative_log_prior(self, task: Task) -> npt.NDArray[np.float64]:
         """Return minus the log label frequencies of the training texts, (labels,); added to logits, they cancel the prior."""
 
     def predictions(self, outputs: FloatArray, names: Sequence[str]) -> list[AnyPrediction]:
@@ -128,9 +128,9 @@ class OneLabelKind:
         close: BoolArray = best[:, 1] - best[:, 0] < BF16_ERROR
         return close
 
-    def negative_log_prior(self, train_labels: Sequence[str], names: Sequence[str]) -> npt.NDArray[np.float64]:
-        count = Counter(train_labels)
-        counts = np.array([1 + count[name] for name in names], dtype=np.float64)
+    def negative_log_prior(self, task: Task) -> npt.NDArray[np.float64]:
+        count = Counter(str(example.label) for example in task.train)
+        counts = np.array([1 + count[name] for name in task.labels], dtype=np.float64)
         values = -np.log(counts / counts.sum())
         centred: npt.NDArray[np.float64] = values - values.mean()
         return centred
@@ -160,9 +160,9 @@ class SeveralLabelsKind:
         close: BoolArray = np.asarray((np.abs(logits) < BF16_ERROR).any(axis=1))
         return close
 
-    def negative_log_prior(self, train_labels: Sequence[str], names: Sequence[str]) -> npt.NDArray[np.float64]:
-        count = Counter(name for label in train_labels for name in RULES["multi-label"].names(label))
-        shares = np.array([1 + count[name] for name in names], dtype=np.float64) / (2 + len(train_labels))
+    def negative_log_prior(self, task: Task) -> npt.NDArray[np.float64]:
+        count = Counter(name for example in task.train for name in RULES["multi-label"].names(str(example.label)))
+        shares = np.array([1 + count[name] for name in task.labels], dtype=np.float64) / (2 + len(task.train))
         log_odds: npt.NDArray[np.float64] = np.log1p(-shares) - np.log(shares)
         return log_odds
 
@@ -189,8 +189,8 @@ class NumberKind:
     def near_ties(self, logits: FloatArray) -> BoolArray:
         return np.zeros(len(logits), dtype=np.bool_)
 
-    def negative_log_prior(self, train_labels: Sequence[str], names: Sequence[str]) -> npt.NDArray[np.float64]:
-        return np.zeros(len(names))
+    def negative_log_prior(self, task: Task) -> npt.NDArray[np.float64]:
+        return np.zeros(len(task.labels))
 
     def predictions(self, outputs: FloatArray, names: Sequence[str]) -> list[AnyPrediction]:
         return [NumberPrediction(float(row[0])) for row in outputs]
@@ -221,12 +221,28 @@ def _compare_rows(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> int:
     return int(one[column] > other[column]) - int(one[column] < other[column])
 
 
+def dev_truth(task: Task) -> npt.NDArray[Any]:
+    """Return the true labels of dev as `DevScorer` has predictions, with ids or columns beyond the labels that training has; numbers are
+    float64.
+    """
+    true = [str(example.label) for example in task.dev]
+    match task.kind:
+        case "classification":
+            ids = {name: number for number, name in enumerate([*task.labels, *sorted(set(true) - set(task.labels))])}
+            return np.array([ids[label] for label in true], dtype=np.int16)
+        case "multi-label":
+            sets = [RULES[task.kind].names(label) for label in true]
+            return indicators(sets, [*task.labels, *sorted({name for each in sets for name in each} - set(task.labels))], np.bool_)
+        case "regression":
+            return np.array([float(label) for label in true], dtype=np.float64)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class DevScorer:
     """Scores the predictions of many candidates on the dev texts of a task; equal to the scores of `Kind.score`.
 
     The predictions of one candidate are, by kind of task, label ids int16 (n,), chosen labels bool (n, labels), or numbers float32 (n,).
-    truth: the same for the true labels, with ids or columns beyond `labels` for labels that training does not have.
+    truth: of `dev_truth`.
     """
 
     kind: TaskKind
@@ -237,18 +253,7 @@ class DevScorer:
     @classmethod
     def of(cls, task: Task, metric: str) -> DevScorer:
         """Scores by `metric` on `task.dev`."""
-        kind, labels, true = task.kind, task.labels, [str(example.label) for example in task.dev]
-        match kind:
-            case "classification":
-                names = [*labels, *sorted(set(true) - set(labels))]
-                ids = {name: number for number, name in enumerate(names)}
-                return cls(kind, metric, np.array([ids[label] for label in true], dtype=np.int16), len(labels))
-            case "multi-label":
-                sets = [RULES[kind].names(label) for label in true]
-                names = [*labels, *sorted({name for each in sets for name in each} - set(labels))]
-                return cls(kind, metric, indicators(sets, names, np.bool_), len(labels))
-            case "regression":
-                return cls(kind, metric, np.array([float(label) for label in true], dtype=np.float64), 1)
+        return cls(task.kind, metric, dev_truth(task), len(task.labels))
 
     def predictions(self, logits: FloatArray) -> npt.NDArray[Any]:
         """Return the predictions of logits (n, labels). They are made from the outputs, whose float32 may round close logits to a tie."""

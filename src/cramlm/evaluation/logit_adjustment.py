@@ -52,7 +52,7 @@ def logit_adjustments(task: Task, taus: Sequence[float] = TAUS) -> dict[float, F
     kind = KINDS[task.kind]
     if not kind.has_prior:
         return {0.0: np.zeros(len(task.labels), dtype=np.float32)}
-    negative_log_prior = kind.negative_log_prior([str(example.label) for example in task.train], task.labels)
+    negative_log_prior = kind.negative_log_prior(task)
     return {tau: (tau * negative_log_prior).astype(np.float32) for tau in taus}
 
 

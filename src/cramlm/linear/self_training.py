@@ -91,7 +91,7 @@ def self_trained(
     whole, dev = training.whole, training.dev
     before_on_dev = KINDS[task.kind].outputs(fit.model.logits([each.divided_text for each in task.dev]))
     before = np.concatenate([before_on_dev, training.held_out.outputs])
-    losses = [calibrate_on_dev(whole, each, metric=space.metric).loss for each in (before, outputs)]
+    losses = [calibrate_on_dev(whole, each).loss for each in (before, outputs)]
     scores = [max(each.score for each in fit.tried) if len(training.held_out.rows) else fit.score, candidate.score]
     if losses[1] > losses[0] + MAX_LOSS_INCREASE or scores[1] < scores[0] - MAX_SCORE_DECREASE:
         both = " without, ".join(format_metric(space.metric, score) for score in scores)
@@ -139,7 +139,7 @@ class _SelfTraining:
             logits = np.concatenate([of_dev, *(predict(c) for predict in predictors)])
             candidate = self.dev.add(again.rows.ngrams.variant, replace(self._setting, c=c), self.dev.scored(logits))
             outputs = KINDS[self._task.kind].outputs(logits + self.dev.adjustment(candidate))
-            if (loss := calibrate_on_dev(self.whole, outputs, metric=self._space.metric).loss) < lowest:
+            if (loss := calibrate_on_dev(self.whole, outputs).loss) < lowest:
                 chosen, lowest = (candidate, coefficients, outputs), loss
         assert chosen is not None, "there is at least one C"
         candidate, coefficients, outputs = chosen

@@ -206,7 +206,7 @@ def save_confidence(task: Task, outputs: Mapping[str, Outputs], target: Path) ->
     """Write the confidence of each model to `target`; nothing unless each text has one label."""
     if task.kind != "classification":
         return
-    log_prior = -KINDS[task.kind].negative_log_prior([str(example.label) for example in task.train], task.labels)
+    log_prior = -KINDS[task.kind].negative_log_prior(task)
     truth = {"dev": _label_ids(task.dev, task.labels), "test": _label_ids(task.test, task.labels)}
     models = {}
     for name, splits in outputs.items():
