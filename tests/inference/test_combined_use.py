@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -129,3 +130,15 @@ def test_a_damaged_combination_is_refused_in_one_line(loose: Path) -> None:
         with pytest.raises(ArtifactError, match=r"combination\.json: damaged"):
             Predictor.load(loose)
     assert isinstance(Predictor.load(loose, model_part="encoder"), Predictor)
+
+
+@pytest.mark.parametrize("file", ["static/linear.json", "static/linear.safetensors", "static/words.json", "static/words.safetensors"])
+def test_a_changed_byte_in_a_model_of_the_combination_is_found_when_it_is_loaded(finished: Path, tmp_path: Path, file: str) -> None:
+    folder = shutil.copytree(finished / "export", tmp_path / "export")
+    path = folder / COMBINATION_FOLDER / file
+    content = bytearray(path.read_bytes())
+    content[-2] ^= 1
+    path.write_bytes(content)
+    for model_part in ("combined", "static"):
+        with pytest.raises(ArtifactError, match=re.escape(f"{file}: damaged")):
+            Predictor.load(folder, model_part=model_part)  # type: ignore[arg-type]

@@ -25,7 +25,7 @@ from cramlm.evaluation.kinds import KINDS
 from cramlm.inference.base import BasePredictor, EncoderPredictor, WordSpans, are_pairs, check_texts, read_provenance
 from cramlm.linear.files import MODEL_FILE, WEIGHTS_FILE, is_linear
 from cramlm.model.huggingface.config import refuse_pickles
-from cramlm.model.tokenizer import TOKENIZER_FILE, UNCUT
+from cramlm.model.tokenizer import UNCUT
 from cramlm.records import COMBINED, LINEAR_NAMES, BoolArray, Example, FloatArray, IntArray, TaskKind
 from cramlm.storage.artifacts import check_files
 from cramlm.storage.locks import damage_named
@@ -59,10 +59,9 @@ class LinearPredictor(BasePredictor):
             ArtifactError: naming what is missing, damaged or unsafe in the folder.
         """
         from cramlm.linear.model import LinearModel  # here: loads SciPy, which an encoder alone does not need
-        from cramlm.linear.word_vectors import TENSORS_FILE, WORDS_FILE
 
         refuse_pickles(Path(folder))
-        check_files(Path(folder), (MODEL_FILE, WEIGHTS_FILE, WORDS_FILE, TENSORS_FILE))
+        _check_hashes(Path(folder))
         predictor = cls(LinearModel.load(Path(folder)))
         predictor.confidence = load_confidence(Path(folder))
         predictor.trained_on_pairs = are_pairs(read_provenance(Path(folder)))
@@ -243,8 +242,15 @@ def load_linear(folder: Path, model_part: ModelPart) -> LinearPredictor:
 
 def _load_part(folder: Path, name: str) -> LinearPredictor:
     part = f"{COMBINATION_FOLDER}/{name}"
-    check_files(folder, [f"{part}/{file}" for file in (MODEL_FILE, WEIGHTS_FILE, TOKENIZER_FILE)])
+    _check_hashes(folder, f"{part}/")
     predictor = LinearPredictor.load(folder / part)
     predictor.confidence = load_confidence(folder, name)
     predictor.trained_on_pairs = are_pairs(read_provenance(folder))
     return predictor
+
+
+def _check_hashes(folder: Path, part: str = "") -> None:
+    """Check the files of a linear model in a published folder. part: before their names."""
+    from cramlm.linear.word_vectors import TENSORS_FILE, WORDS_FILE  # here: loads SciPy
+
+    check_files(folder, [part + file for file in (MODEL_FILE, WEIGHTS_FILE, WORDS_FILE, TENSORS_FILE)])
