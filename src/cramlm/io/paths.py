@@ -118,10 +118,7 @@ def looks_like_path(text: str) -> bool:
 
 def names_data_file(text: str) -> bool:
     """Return True if a string is one word that ends as a file of a format that is read, whether it exists or not."""
-    try:
-        return text.split() == [text] and bool(file_format(PurePath(text)))
-    except CramError:
-        return False
+    return text.split() == [text] and _has_format(PurePath(text))
 
 
 def looks_like_misspelt_path(text: str) -> bool:
@@ -328,6 +325,11 @@ def name_files(paths: Sequence[Path | RemoteFile]) -> list[str]:
 def is_data_file(path: PurePath) -> bool:
     if any(part.startswith(".") for part in path.parts) or path.suffix.lower() == ".json":
         return False  # a .json beside data usually describes it; it is read if named itself
+    return _has_format(path)
+
+
+def _has_format(path: PurePath) -> bool:
+    """Return True if the name is of a format that is read."""
     try:
         file_format(path)
     except CramError:
