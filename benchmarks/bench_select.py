@@ -1,13 +1,15 @@
-"""CPU seconds of whole processes: `cramlm select` beside a bm25s script for the same job (select_peer.py).
+"""CPU seconds of whole processes: `cramlm select` beside programs with bm25s and Lucene for the same job.
+
+The programs are select_peer.py and lucene/LuceneSelect.java (for which lucene/fetch_jar.py fetches a jar).
 
     python benchmarks/bench_select.py                       # 421,140 passages, ChemProt's training texts, K = 500
     python benchmarks/bench_select.py --corpus-files 1 --repeats 1
     python benchmarks/bench_select.py --synthetic 10000000  # cramlm alone on synthetic passages; 20 GB of disk
 
-Both sides load their index, tokenize, search for every training text, make the union of the best K and write its texts to disk. cramlm
-also drops passages that overlap the dev set that it splits off, and writes a report. The corpus is read and indexed before, once for each
-side. Seconds are user + system time of the process, the smallest of `--repeats` after a first run, which compiles kernels; memory is the
-largest maximum resident set of the runs.
+All load their index, tokenize, search for every training text, make the union of the best K and write its texts to disk. cramlm
+also drops passages that overlap the dev set that it splits off, and writes a report; Lucene reads and writes lines instead of JSON, and
+keeps the lengths of passages in one byte. The corpus is read and indexed before, once for each side. Seconds are user + system time of
+the process, the smallest of `--repeats` after a first run, which compiles kernels; memory is the largest maximum resident set of the runs.
 
 Prints a table and, as the last line, one JSON object; writes benchmarks/results/select.json if the whole corpus was used, and its entry
 `synthetic` with --synthetic.
@@ -24,12 +26,13 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cramlm.retrieval.index import Index
+from lucene_peer import Lucene
 from synthetic import Bootstrap, write_corpus
 
 RESULTS = Path(__file__).parent / "results" / "select.json"
@@ -50,19 +53,11 @@ def main() -> None:
     subprocess.run(build, check=True)  # not in this process: the memory of a child includes its parent's at the start
     commands: dict[str, Callable[[Path], list[str]]] = {"cramlm": lambda out: ours(folder / "index", train, arguments.top_k, out)}
     missing = {}
-    if importlib.util.find_spec("bm25s") is None:
-        missing["bm25s"] = "pip install 'cramlm[bench]'"
-    elif not arguments.synthetic:
-        index_peer(folder)
-        commands["bm25s"] = lambda out: [
-            sys.executable,
-            str(PEER),
-            "select",
-            str(folder / "bm25s"),
-            str(train),
-            str(arguments.top_k),
-            str(out),
-        ]
+    for name, peer in {"bm25s": bm25s_command, "Lucene": lucene_command}.items() if not arguments.synthetic else ():
+        try:
+            commands[name] = peer(folder, train, arguments.top_k)
+        except (FileNotFoundError, ModuleNotFoundError) as error:
+            missing[name] = str(error)
     runs: dict[str, list[Usage]] = {name: [] for name in commands}
     for _ in range(arguments.repeats + 1):
         for name, command in commands.items():
@@ -114,16 +109,45 @@ def ours(index: Path, train: Path, top_k: int, out: Path) -> list[str]:
     return [sys.executable, "-m", "cramlm", "select", *(str(each) for pair in options.items() for each in pair)]
 
 
-def index_peer(folder: Path) -> None:
-    """Index the same passages with bm25s, unless it is done."""
-    if (folder / "bm25s").is_dir():
-        return
-    index = Index.open(folder / "index")
-    passages = folder / "passages.jsonl"
-    with passages.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps({"text": document.text}) + "\n" for document in index.corpus)
-    subprocess.run([sys.executable, str(PEER), "index", str(passages), str(folder / "unfinished")], check=True)
-    (folder / "unfinished").rename(folder / "bm25s")
+def bm25s_command(folder: Path, train: Path, top_k: int) -> Callable[[Path], list[str]]:
+    """Index the passages with bm25s, unless it is done; return its command for an output file. Raises ModuleNotFoundError without bm25s."""
+    if importlib.util.find_spec("bm25s") is None:
+        raise ModuleNotFoundError("pip install 'cramlm[bench]'")
+    peer = [sys.executable, str(PEER)]
+    if not (folder / "bm25s").is_dir():
+        passages = folder / "passages.jsonl"
+        with passages.open("w", encoding="utf-8") as file:
+            file.writelines(json.dumps({"text": document.text}) + "\n" for document in Index.open(folder / "index").corpus)
+        index_once([*peer, "index", str(passages)], folder / "bm25s")
+        passages.unlink()
+    return lambda out: [*peer, "select", str(folder / "bm25s"), str(train), str(top_k), str(out)]
+
+
+def lucene_command(folder: Path, train: Path, top_k: int) -> Callable[[Path], list[str]]:
+    """Index the passages with Lucene, unless it is done; return its command. Raises FileNotFoundError without Java or Lucene's jar."""
+    lucene = Lucene.compile(folder / "lucene-program", "LuceneSelect")
+    queries = folder / "queries.txt"
+    write_lines((json.loads(line)["text"] for line in train.read_text("utf-8").split("\n") if line), queries)
+    if not (folder / "lucene").is_dir():
+        passages = folder / "passages.txt"
+        write_lines((document.text for document in Index.open(folder / "index").corpus), passages)
+        index_once(lucene.command("index", passages), folder / "lucene")
+        passages.unlink()
+    return lambda out: lucene.command("select", folder / "lucene", queries, top_k, out)
+
+
+def index_once(command: list[str], folder: Path) -> None:
+    """Run an indexing command with an unfinished folder as its last argument, and give it its name when it is complete."""
+    unfinished = folder.with_name("unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    subprocess.run([*command, str(unfinished)], check=True, stdout=subprocess.DEVNULL)
+    unfinished.rename(folder)
+
+
+def write_lines(texts: Iterable[str], path: Path) -> None:
+    """Write one text per line, with a space for every line break or other white space."""
+    with path.open("w", encoding="utf-8") as file:
+        file.writelines(" ".join(text.split()) + "\n" for text in texts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Lucene (lucene/LuceneSearch.java) from Python, on texts of terms with spaces between them.
+"""Lucene (the Java programs of lucene/) from Python.
 
 The jar is $LUCENE_JAR, or the one that `python benchmarks/lucene/fetch_jar.py` writes to runs/lucene/.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-SOURCE = Path(__file__).parent / "lucene" / "LuceneSearch.java"
+SOURCES = Path(__file__).parent / "lucene"
 FETCHED = Path(__file__).parents[1] / "runs" / "lucene"
 
 
@@ -31,14 +31,15 @@ class LuceneResults:
 
 @dataclass(frozen=True)
 class Lucene:
-    """Lucene in a Java process. folder: for the class file and the files through which both processes exchange data."""
+    """A Java program with Lucene. folder: for the class file and the files through which both processes exchange data."""
 
     jar: Path
     folder: Path
+    program: str
 
     @staticmethod
-    def compile(folder: Path) -> Lucene:
-        """Compile the Java class into `folder`. Raises FileNotFoundError if Java or the jar is missing."""
+    def compile(folder: Path, program: str = "LuceneSearch") -> Lucene:
+        """Compile a program of lucene/ into `folder`. Raises FileNotFoundError if Java or the jar is missing."""
         named = os.environ.get("LUCENE_JAR")
         jars = [Path(named)] if named else sorted(FETCHED.glob("*.jar"))
         if not jars or not jars[-1].is_file():
@@ -46,11 +47,15 @@ class Lucene:
         if not shutil.which("java") or not shutil.which("javac"):
             raise FileNotFoundError("no java and javac: install a JDK, 17 or later")
         folder.mkdir(parents=True, exist_ok=True)
-        subprocess.run(["javac", "-nowarn", "-proc:none", "-cp", str(jars[-1]), "-d", str(folder), str(SOURCE)], check=True)
-        return Lucene(jars[-1], folder)
+        command = ["javac", "-nowarn", "-proc:none", "-cp", str(jars[-1]), "-d", str(folder), str(SOURCES / f"{program}.java")]
+        subprocess.run(command, check=True)
+        return Lucene(jars[-1], folder, program)
 
     def index(self, terms: Path, index: Path) -> tuple[str, int, float]:
-        """Index a text file with one text per line, into one segment; return Lucene's version, the number of texts and CPU seconds."""
+        """Index a file with one text per line, terms with spaces between them, into one segment.
+
+        Return Lucene's version, the number of texts and CPU seconds.
+        """
         version, documents, seconds = self._run("index", terms, index).split()
         return version, int(documents), float(seconds)
 
@@ -67,10 +72,13 @@ class Lucene:
         self._run("search", index, warm_up, *arguments)
         return [_read(self.folder / f"results-{number}.bin", len(queries)) for number, (queries, _) in enumerate(batches)]
 
+    def command(self, *arguments: object) -> list[str]:
+        """Return the command line that runs the program."""
+        java = ["java", "-XX:+UseSerialGC", "-Xmx6g", "-cp", f"{self.jar}{os.pathsep}{self.folder}", self.program]
+        return [*java, *map(str, arguments)]
+
     def _run(self, *arguments: object) -> str:
-        command = ["java", "-XX:+UseSerialGC", "-Xmx6g", "-cp", f"{self.jar}{os.pathsep}{self.folder}", "LuceneSearch"]
-        done = subprocess.run([*command, *map(str, arguments)], check=True, text=True, stdout=subprocess.PIPE)
-        return done.stdout
+        return subprocess.run(self.command(*arguments), check=True, text=True, stdout=subprocess.PIPE).stdout
 
 
 def _read(path: Path, queries: int) -> LuceneResults:
