@@ -14,7 +14,7 @@ from scipy.stats import entropy
 from sklearn.feature_extraction.text import TfidfVectorizer
 
 from cramlm.linear import character_ngrams, features
-from cramlm.linear.features import Ngrams, Terms, TextMatrices, Vocabulary, count_terms, join, normalize
+from cramlm.linear.features import Ngrams, Terms, TextMatrices, Vocabulary, WordsAndPairs, count_terms, join, normalize
 from cramlm.records import PAIR_BOUNDARY, Example
 from cramlm.text.markers import Markers
 from cramlm.text.words import word_pattern
@@ -143,6 +143,25 @@ def test_compiled_counts_of_character_ngrams_equal_those_of_plain_python(texts: 
     assert compiled.terms == plain.terms
     for one, same in ((matrix, other), (plain.transform(others), transformed)):
         assert all(np.array_equal(getattr(one, part), getattr(same, part)) for part in ("indptr", "indices", "data"))
+
+
+_WORD_LISTS = st.lists(st.lists(st.sampled_from(["a", "b", "c", "ab", "é", "<<"])))
+
+
+@given(_WORD_LISTS, _WORD_LISTS, st.data())
+def test_pairs_are_counted_by_the_numbers_of_their_words_as_by_their_strings(
+    texts: list[list[str]], others: list[list[str]], data: st.DataObject
+) -> None:
+    def with_pairs(words: list[str]) -> list[str]:
+        return [*words, *map(" ".join, itertools.pairwise(words))]
+
+    all_terms = sorted({term for words in texts for term in with_pairs(words)})
+    terms = [term for term in all_terms if data.draw(st.booleans())]
+    expected, _ = count_terms(map(with_pairs, others), {term: column for column, term in enumerate(terms)})
+    counts = WordsAndPairs.of(terms).count(others)
+    assert (counts != expected).nnz == 0
+    assert counts.has_canonical_format
+    assert counts.dtype == np.float32
 
 
 def test_texts_without_a_term_have_no_columns_and_rows_of_length_0() -> None:

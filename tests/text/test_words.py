@@ -17,6 +17,7 @@ from cramlm.text.words import (
     hash_words,
     segment,
     segment_utf8,
+    split_words,
     word_pattern,
 )
 
@@ -165,6 +166,11 @@ def test_the_pattern_of_words_keeps_combining_marks_and_joiners(text: str, words
 def test_the_pattern_of_words_matches_each_cluster_of_a_script_without_spaces() -> None:
     assert re.findall(word_pattern(), "中文,GPU很好。 한국어") == ["中", "文", "GPU", "很", "好", "한국어"]
     assert re.findall(word_pattern(), "ที่นี่ ခြင်္သေ့") == ["ที่", "นี่", "ခြ", "င်္သေ့"]
+
+
+@given(st.text(st.characters(max_codepoint=127)) | st.text())
+def test_words_of_plain_ascii_are_those_that_the_expression_finds(text: str) -> None:
+    assert split_words(text) == re.findall(word_pattern(), text)
 
 
 def assert_hashed_like_each(texts: list[str]) -> None:

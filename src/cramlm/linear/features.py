@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import re
 import unicodedata
 from array import array
 from collections import defaultdict
@@ -30,11 +29,11 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse
 
-from cramlm.records import PAIR_BOUNDARY, BoolArray, FloatArray
+from cramlm.records import PAIR_BOUNDARY, BoolArray, FloatArray, Int32Array, IntArray
 from cramlm.retrieval.bm25.terms import split_terms
 from cramlm.storage.arrays import offsets_of
 from cramlm.text.markers import Markers
-from cramlm.text.words import split_runs, word_pattern
+from cramlm.text.words import split_runs, split_words
 
 if TYPE_CHECKING:
     from cramlm.linear.character_ngrams import NgramTable
@@ -119,11 +118,63 @@ class Vocabulary:
         return {term: column for column, term in enumerate(self.terms)}
 
     @functools.cached_property
+    def words_and_pairs(self) -> WordsAndPairs:
+        """The terms by the numbers of their words."""
+        return WordsAndPairs.of(self.terms)
+
+    @functools.cached_property
     def table(self) -> NgramTable:
         """The terms as n-grams that are counted by a compiled kernel."""
         from cramlm.linear.character_ngrams import NgramTable  # here: imports numba
 
         return NgramTable(CHARACTER_NGRAMS, self.terms)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WordsAndPairs:
+    """The columns of words and pairs. A pair is found by the numbers of its words: few of a text's are terms, and none becomes a string.
+
+    numbers: of the words that are terms or in a pair. of_words: the column of each, or -1; -1 also at the end. pairs: int64, sorted, number
+    of the first word times the number of words, plus that of the second. of_pairs: their columns. width: number of columns.
+    """
+
+    numbers: Mapping[str, int]
+    of_words: Int32Array
+    pairs: IntArray
+    of_pairs: Int32Array
+    width: int
+
+    @classmethod
+    def of(cls, terms: Sequence[str]) -> WordsAndPairs:
+        """terms: words, and pairs with a space between their words."""
+        divided = [term.split(" ") for term in terms]
+        numbers = {word: number for number, word in enumerate(dict.fromkeys(itertools.chain.from_iterable(divided)))}
+        of_words = np.full(len(numbers) + 1, -1, dtype=np.int32)
+        keys = np.full(len(terms), -1, dtype=np.int64)
+        for column, (first, *second) in enumerate(divided):
+            if second:
+                keys[column] = numbers[first] * len(numbers) + numbers[second[0]]
+            else:
+                of_words[numbers[first]] = column
+        order = np.argsort(keys, kind="stable")[np.count_nonzero(keys < 0) :]
+        return cls(numbers, of_words, keys[order], order.astype(np.int32), len(terms))
+
+    def count(self, texts: Iterable[Sequence[str]]) -> Any:
+        """Return the counts of the terms of texts, each a sequence of words, CSR float32 (texts, width)."""
+        numbers, offsets = array("i"), [0]
+        for words in texts:
+            numbers.extend(map(self.numbers.get, words, itertools.repeat(-1)))
+            offsets.append(len(numbers))
+        number, ends = np.frombuffer(numbers, dtype=np.int32), np.array(offsets)
+        both = (number[:-1] >= 0) & (number[1:] >= 0)
+        both[ends[(ends > 0) & (ends < len(number))] - 1] = False  # words of two texts
+        start = np.flatnonzero(both)
+        keys = number[start].astype(np.int64) * len(self.numbers) + number[start + 1]
+        place = np.minimum(np.searchsorted(self.pairs, keys), len(self.pairs) - 1)
+        columns = np.full(len(number), -1, dtype=np.int32)
+        if len(self.pairs):
+            columns[start] = np.where(self.pairs[place] == keys, self.of_pairs[place], -1)
+        return count_columns(self.of_words[number], ends, self.width) + count_columns(columns, ends, self.width)
 
 
 class TextMatrices:
@@ -226,16 +277,21 @@ def _count(
             of_ngrams, ngrams = _count_ngrams(words, vocabulary)
             return of_words @ of_ngrams, ngrams
         case "words":
-            find = re.compile(word_pattern()).findall
-            terms = (_with_pairs(find(text.lower())) for text in texts)
+            return _count_with_pairs((split_words(text.lower()) for text in texts), vocabulary, least=least)
         case "tokens":
-            terms = (_with_pairs(split_runs(text)) for text in texts)
+            return _count_with_pairs(map(split_runs, texts), vocabulary, least=least)
         case "segments":
             assert markers is not None, "segments lie between markers"
-            terms = (_segment_terms(markers, text) for text in texts)
+            return count_terms((_segment_terms(markers, text) for text in texts), columns, least=least)
         case _:
             assert_never(kind)
-    return count_terms(terms, columns, least=least)
+
+
+def _count_with_pairs(texts: Iterable[Sequence[str]], vocabulary: Vocabulary | None, *, least: int) -> tuple[Any, Sequence[str]]:
+    """As `_count`, of words and of pairs of neighbours."""
+    if vocabulary is None:
+        return count_terms(map(_with_pairs, texts), None, least=least)
+    return vocabulary.words_and_pairs.count(texts), vocabulary.terms
 
 
 def _count_ngrams(words: Sequence[str], vocabulary: Vocabulary | None) -> tuple[Any, Sequence[str]]:
@@ -258,7 +314,7 @@ def count_words(texts: Sequence[str], columns: Mapping[str, int] | None) -> tupl
     from cramlm.retrieval.bm25.search import tokenize_texts  # here: imports numba
 
     tokens = tokenize_texts(texts)
-    terms = [tokens.vocabulary.term(number) for number in range(len(tokens.vocabulary))]
+    terms = tokens.vocabulary.terms()
     columns = {term: column for column, term in enumerate(sorted(terms))} if columns is None else columns
     column_of = np.array([columns.get(term, -1) for term in terms], np.int32)
     return count_columns(column_of[tokens.token], tokens.starts, len(columns)), list(columns)

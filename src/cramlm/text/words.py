@@ -39,6 +39,7 @@ QUARTERS: Final = 4  # of a word
 SPACELESS_CHARACTER: Final = re.compile(f"[{character_set(HAN_AND_KANA, OTHER_SPACELESS)}]")
 _ASCII_TO_SPACE = bytes(32 if code < 128 and not chr(code).isalnum() else code for code in range(256))
 _ASCII_TO_WORDS = _ASCII_TO_SPACE.lower()
+_ASCII_WORDS = bytes(32 if code < 128 and not (chr(code).isalnum() or code == ord("_")) else code for code in range(256))
 _ASCII = bytes(range(128))
 _ASCII_SPACES = bytes(32 if code < 128 and chr(code).isspace() else code for code in range(256))
 _ASCII_IN_WORD = bytes(code >= 128 or not chr(code).isspace() for code in range(256))
@@ -251,6 +252,13 @@ def count_words(text: str) -> int:
 def split_runs(text: str) -> list[str]:
     """Return the runs between white space; in scripts without spaces each grapheme cluster is one."""
     return text.split() if text.isascii() else _clusters().sub(r" \g<0> ", text).split()
+
+
+def split_words(text: str) -> list[str]:
+    """Return the words that `word_pattern` finds."""
+    if text.isascii():  # runs of letters, digits and underscores, in a fraction of the time of the expression
+        return text.encode().translate(_ASCII_WORDS).decode().split()
+    return re.findall(word_pattern(), text)
 
 
 @functools.cache

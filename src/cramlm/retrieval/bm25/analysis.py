@@ -9,6 +9,7 @@ table, others a table over code points; documents in which characters combine or
 from __future__ import annotations
 
 import functools
+import itertools
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -164,6 +165,14 @@ class Vocabulary:
         """Return a term as a string."""
         return self._bytes[self._offsets[number] : self._offsets[number + 1]].tobytes().decode()
 
+    def terms(self, first: int = 0) -> list[str]:
+        """Return the terms from number `first` on as strings, in a fraction of the time of `term`."""
+        content, bounds = self.term_bytes.tobytes(), self.term_offsets[first:].tolist()
+        if content.isascii():
+            text = content.decode()
+            return [text[start:end] for start, end in itertools.pairwise(bounds)]
+        return [content[start:end].decode() for start, end in itertools.pairwise(bounds)]
+
     def tokenize(self, text: ByteArray, offsets: IntArray) -> tuple[Int32Array, IntArray]:
         """Return the term numbers of documents text[offsets[i]:offsets[i + 1]] (valid UTF-8), and their offsets (documents + 1,)."""
         return self._split(text, offsets) if self._words is None else self._words.tokenize(text, offsets, self)
@@ -253,7 +262,7 @@ class _Words:
     def tokenize(self, text: ByteArray, offsets: IntArray, terms: Vocabulary) -> tuple[Int32Array, IntArray]:
         """As `Vocabulary.tokenize`, with the numbers of `terms`."""
         words, starts = self._words.tokenize(text, offsets)
-        new = [self._words.term(number) for number in range(len(self._term_of), len(self._words))]
+        new = self._words.terms(len(self._term_of))
         self._term_of = np.concatenate((self._term_of, self._terms_of(new, terms)))
         found = self._term_of[words]
         kept = found >= 0
