@@ -193,8 +193,7 @@ class _Attend(torch.autograd.Function):
             split[1].copy_(parts[:, :, 1].transpose(1, 2))
             split[2].copy_(parts[:, :, 2].transpose(1, 2))
         else:
-            angles = (memory(cos.view(-1, size // 2)), memory(sin.view(-1, size // 2)))
-            compiled().split_heads(memory(qkv.view(-1, width)), *angles, np.float32(size**-0.5), memory(split))
+            compiled().split_heads(matrix(qkv), matrix(cos), matrix(sin), np.float32(size**-0.5), memory(split))
         query, key, value = split.view(3, rows * heads, length, size)
         scores = torch.bmm(query, key.transpose(1, 2)).view(rows, heads, length, length).add_(bias)
         weights = torch.softmax(scores, -1)
@@ -228,27 +227,24 @@ class _Attend(torch.autograd.Function):
             d_qkv[:, :, 1].copy_(d_split[1].transpose(1, 2))
             d_qkv[:, :, 2].copy_(d_split[2].transpose(1, 2))
         else:
-            angles = (memory(cos.view(-1, size // 2)), memory(sin.view(-1, size // 2)))
-            compiled().merge_heads(memory(d_split), *angles, np.float32(size**-0.5), memory(d_qkv.view(rows * length, -1)))
+            compiled().merge_heads(memory(d_split), matrix(cos), matrix(sin), np.float32(size**-0.5), memory(d_qkv.view(rows * length, -1)))
         return d_qkv.view(rows, length, 3 * heads * size), None, None, None, None, None
 
 
 class _Geglu(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        width = x.shape[-1] // 2
         x = x.contiguous()
-        result = x.new_empty(*x.shape[:-1], width)
-        compiled().geglu_forward(memory(x.view(-1, 2 * width)), memory(result.view(-1, width)))
+        result = x.new_empty(*x.shape[:-1], x.shape[-1] // 2)
+        compiled().geglu_forward(matrix(x), matrix(result))
         ctx.save_for_backward(x)
         return result
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
-        width, result = grad.shape[-1], torch.empty_like(x)
-        read = (memory(x.view(-1, 2 * width)), memory(grad.contiguous().view(-1, width)))
-        compiled().geglu_backward(*read, memory(result.view(-1, 2 * width)))
+        result = torch.empty_like(x)
+        compiled().geglu_backward(matrix(x), matrix(grad.contiguous()), matrix(result))
         return result
 
 
@@ -272,45 +268,38 @@ class _Gelu(torch.autograd.Function):
 class _AddNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, branch: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        width = x.shape[-1]
-        total, normed, moments = torch.empty_like(x), torch.empty_like(branch), x.new_empty(2, x.numel() // width)
-        flat, mean_and_spread = (memory(total.view(-1, width)), memory(normed.view(-1, width))), memory(moments)
-        read = (memory(x.view(-1, width)), memory(branch.view(-1, width)), memory(weight))
-        compiled().add_norm_forward(*read, np.float32(eps), *flat, *mean_and_spread)
+        total, normed, moments = torch.empty_like(x), torch.empty_like(branch), x.new_empty(2, x.numel() // x.shape[-1])
+        read = (matrix(x), matrix(branch), memory(weight), np.float32(eps))
+        compiled().add_norm_forward(*read, matrix(total), matrix(normed), *memory(moments))
         ctx.save_for_backward(total, moments, weight)
         return total, normed
 
     @staticmethod
     def backward(ctx: Any, d_total: Tensor, d_normed: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         total, moments, weight = ctx.saved_tensors
-        width = total.shape[-1]
         d_x, d_weight = torch.empty_like(total), torch.zeros_like(weight)
         d_branch = d_x if d_normed.dtype == d_x.dtype else torch.empty_like(total, dtype=d_normed.dtype)
-        saved = (memory(total.view(-1, width)), *memory(moments), memory(weight))
-        upstream = (memory(d_total.contiguous().view(-1, width)), memory(d_normed.contiguous().view(-1, width)))
-        compiled().add_norm_backward(*saved, *upstream, memory(d_x.view(-1, width)), memory(d_branch.view(-1, width)), memory(d_weight))
+        saved, upstream = (matrix(total), *memory(moments), memory(weight)), (matrix(d_total.contiguous()), matrix(d_normed.contiguous()))
+        compiled().add_norm_backward(*saved, *upstream, matrix(d_x), matrix(d_branch), memory(d_weight))
         return d_x, d_branch, d_weight, None
 
 
 class _NormOfSum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, branch: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        width = x.shape[-1]
-        normed, rounded, moments = torch.empty_like(x), torch.empty_like(branch), x.new_empty(2, x.numel() // width)
-        read = (memory(x.view(-1, width)), memory(branch.view(-1, width)), memory(weight), memory(bias), np.float32(eps))
-        compiled().norm_of_sum_forward(*read, memory(normed.view(-1, width)), memory(rounded.view(-1, width)), *memory(moments))
+        normed, rounded, moments = torch.empty_like(x), torch.empty_like(branch), x.new_empty(2, x.numel() // x.shape[-1])
+        read = (matrix(x), matrix(branch), memory(weight), memory(bias), np.float32(eps))
+        compiled().norm_of_sum_forward(*read, matrix(normed), matrix(rounded), *memory(moments))
         ctx.save_for_backward(x, branch, moments, weight)
         return normed, rounded
 
     @staticmethod
     def backward(ctx: Any, d_normed: Tensor, d_rounded: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, None]:
         x, branch, moments, weight = ctx.saved_tensors
-        width = x.shape[-1]
         d_x, d_branch, d_weight, d_bias = torch.empty_like(x), torch.empty_like(branch), torch.zeros_like(weight), torch.zeros_like(weight)
-        saved = (memory(x.view(-1, width)), memory(branch.view(-1, width)), *memory(moments), memory(weight))
-        upstream = (memory(d_normed.contiguous().view(-1, width)), memory(d_rounded.contiguous().view(-1, width)))
-        results = (memory(d_x.view(-1, width)), memory(d_branch.view(-1, width)), memory(d_weight), memory(d_bias))
-        compiled().norm_of_sum_backward(*saved, *upstream, *results)
+        saved = (matrix(x), matrix(branch), *memory(moments), memory(weight))
+        upstream = (matrix(d_normed.contiguous()), matrix(d_rounded.contiguous()))
+        compiled().norm_of_sum_backward(*saved, *upstream, matrix(d_x), matrix(d_branch), memory(d_weight), memory(d_bias))
         return d_x, d_branch, d_weight, d_bias, None
 
 
@@ -323,6 +312,11 @@ def memory(x: Tensor) -> npt.NDArray[Any]:
     assert x.dtype == torch.float32
     numbers: npt.NDArray[np.float32] = x.detach().numpy()
     return numbers
+
+
+def matrix(x: Tensor) -> npt.NDArray[Any]:
+    """`memory` of a tensor (..., D) as a matrix of rows of D elements."""
+    return memory(x.view(-1, x.shape[-1]))
 
 
 def weighted_cross_entropy(logits: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
