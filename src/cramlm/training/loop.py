@@ -42,6 +42,7 @@ from cramlm.training.optimizers import build_optimizer, learning_rate_factor
 from cramlm.training.prefetch import batches_of
 from cramlm.training.ranks import ALONE, Ranks, Stop, never
 from cramlm.training.sequences import share_of_batch
+from cramlm.training.terms.base import Counts
 
 _TRIMMED_EVERY: Final = 60.0
 """Seconds. The heap grows by 0.3 to 0.6 GB an hour; to trim it takes half a second, with what the next step faults in again."""
@@ -390,21 +391,16 @@ class Updater:
                 before; on a GPU it is raised by the function, and they are not.
             RankLost: if a rank is gone. EnvironmentFault: if the memory of the GPU does not suffice.
         """
+        ranks, counts = self._ranks, objective_of(self._phase).counts(batch)
+        own_rows = share_of_batch(batch, ranks.index, ranks.count)
         with _enough_memory(self._phase):
-            return self._start(batch, step=step, factor=factor, dropout_seed=dropout_seed)
+            if self.device.type == "cpu":
+                update = self._update_on_cpu(own_rows, counts, step=step, factor=factor, dropout_seed=dropout_seed)
+                return lambda: update
+            return self._launch_on_gpu(own_rows, counts, step=step, factor=factor, dropout_seed=dropout_seed)
 
-    def _start(self, batch: Batch, *, step: int, factor: float, dropout_seed: int) -> Callable[[], Update]:
+    def _update_on_cpu(self, own_rows: Batch, counts: Counts, *, step: int, factor: float, dropout_seed: int) -> Update:
         optimizer, ranks = self.optimizer, self._ranks
-        own_rows, counts = share_of_batch(batch, ranks.index, ranks.count), objective_of(self._phase).counts(batch)
-        if self.device.type != "cpu":
-            optimizer.set_factor(factor)
-            own = self._captured(own_rows, counts, dropout_seed=dropout_seed)
-            losses = sum_losses(own, ranks)
-            ranks.sum_(self._gradients())
-            names = tuple(name for name, parameter in self._model.named_parameters() if parameter.grad is not None)
-            norm = self._captured_update(names)
-            numbers = torch.stack([losses.total.float(), norm.float(), *(value.float() for value in losses.means.values())])
-            return functools.partial(self._read, tuple(losses.means), numbers, step)
         parts = in_parts(own_rows, torch.get_num_threads(), self.device)
         optimizer.zero_grad()
         losses = sum_losses(gradients(self._model, parts, self._phase, counts, precision=self._precision, dropout_seed=dropout_seed), ranks)
@@ -415,8 +411,16 @@ class Updater:
         self._check_finite("gradient norm", float(norm), step=step)
         optimizer.set_factor(factor)
         self._clip_and_step(norm)
-        update = Update(losses.as_numbers(), float(norm))
-        return lambda: update
+        return Update(losses.as_numbers(), float(norm))
+
+    def _launch_on_gpu(self, own_rows: Batch, counts: Counts, *, step: int, factor: float, dropout_seed: int) -> Callable[[], Update]:
+        self.optimizer.set_factor(factor)
+        losses = sum_losses(self._captured(own_rows, counts, dropout_seed=dropout_seed), self._ranks)
+        self._ranks.sum_(self._gradients())
+        names = tuple(name for name, parameter in self._model.named_parameters() if parameter.grad is not None)
+        norm = self._captured_update(names)
+        numbers = torch.stack([losses.total.float(), norm.float(), *(value.float() for value in losses.means.values())])
+        return functools.partial(self._read, tuple(losses.means), numbers, step)
 
     def _gradients(self) -> list[Tensor]:
         return [parameter.grad for parameter in self.optimizer.parameters if parameter.grad is not None]
