@@ -134,6 +134,53 @@ def word_hashes(ids: npt.NDArray[np.unsignedinteger[Any]], first: IntArray) -> n
 _ROUND = 8  # rows end at a multiple of this: kernels like it, and shapes repeat
 
 
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """Where sequences lie in rows, which are packed by first-fit decreasing: longest first, each into the first row with room.
+
+    shape: (R, L). order: (S,), the sequences in the order of the rows; start: (S,), the flat position of the first token of each in that
+    order. filled: (N,), the flat position of each of their tokens; sequence, position: (N,), its sequence in that order, and its position
+    there.
+    """
+
+    shape: tuple[int, int]
+    order: IntArray
+    start: IntArray
+    filled: IntArray
+    sequence: IntArray
+    position: IntArray
+
+    @classmethod
+    def of(cls, sequences: Sequence[npt.NDArray[Any]], row_length: int, *, multiple: int = _ROUND) -> _Layout:
+        """Pack sequences into rows of at most `row_length` positions. Rows have the length of the fullest one, rounded up to a `multiple`.
+
+        Deterministic: sequences of equal length keep their order.
+        """
+        lengths = np.fromiter((len(sequence) for sequence in sequences), dtype=np.int64, count=len(sequences))
+        assert len(sequences) > 0, "a batch holds at least one sequence"
+        assert 0 < lengths.min() <= lengths.max() <= row_length, (
+            f"sequences of {lengths.min()} to {lengths.max()} tokens, rows of {row_length}"
+        )
+        row, column, used = _first_fit_decreasing(lengths, row_length)
+        length = -(-int(used.max()) // multiple) * multiple
+        start = row * length + column
+        order = np.argsort(start)
+        start, lengths = start[order], lengths[order]
+        sequence = np.repeat(np.arange(len(order)), lengths)
+        position = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        return cls((len(used), length), order, start, start[sequence] + position, sequence, position)
+
+    def flat(self, values: npt.NDArray[Any], *, padding: int = 0) -> npt.NDArray[Any]:
+        """Return a value for each position, (R * L,). values: (N,), of the tokens in the order of the rows."""
+        result = np.full(self.shape[0] * self.shape[1], padding, dtype=values.dtype)
+        result[self.filled] = values
+        return result
+
+    def joined(self, values: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+        """Return the values of each sequence end to end, in the order of the rows."""
+        return np.concatenate([values[index] for index in self.order])
+
+
 def pack(
     sequences: Sequence[npt.NDArray[Any]],
     *,
@@ -145,35 +192,14 @@ def pack(
     targets: FloatArray | None = None,
     multiple: int = _ROUND,
 ) -> Batch:
-    """Pack sequences into rows of at most `row_length` positions by first-fit decreasing: longest first, each into the first row with room.
-
-    The batch numbers its sequences by their position in the rows. Rows have the length of the fullest one, rounded up to a `multiple`.
-    The batch has no masks. Deterministic: sequences of equal length keep their order.
-    """
-    lengths = np.fromiter((len(sequence) for sequence in sequences), dtype=np.int64, count=len(sequences))
-    assert len(sequences) > 0, "a batch holds at least one sequence"
-    assert 0 < lengths.min() <= lengths.max() <= row_length, f"sequences of {lengths.min()} to {lengths.max()} tokens, rows of {row_length}"
-    row, column, used = _first_fit_decreasing(lengths, row_length)
-    rows, length = len(used), -(-int(used.max()) // multiple) * multiple
-
-    start = row * length + column
-    order = np.argsort(start)
-    start, lengths = start[order], lengths[order]
-    position = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    filled = np.repeat(start, lengths) + position
-
-    token_ids = np.full(rows * length, pad_id, dtype=np.int64)
-    token_ids[filled] = np.concatenate([sequences[index] for index in order])
-    sequence = np.full(rows * length, -1, dtype=np.int64)
-    sequence[filled] = np.repeat(np.arange(len(order)), lengths)
-    position_in_sequence = np.zeros(rows * length, dtype=np.int64)
-    position_in_sequence[filled] = position
-    nothing = np.zeros(0, dtype=np.int64)
+    """Pack sequences into rows, as `_Layout.of`. The batch numbers its sequences by their position in the rows, and has no masks."""
+    layout = _Layout.of(sequences, row_length, multiple=multiple)
+    order, nothing = layout.order, np.zeros(0, dtype=np.int64)
     return Batch(
-        token_ids=token_ids.reshape(rows, length),
-        sequence=sequence.reshape(rows, length),
-        position=position_in_sequence.reshape(rows, length),
-        first=start,
+        token_ids=layout.flat(layout.joined(sequences).astype(np.int64), padding=pad_id).reshape(layout.shape),
+        sequence=layout.flat(layout.sequence, padding=-1).reshape(layout.shape),
+        position=layout.flat(layout.position).reshape(layout.shape),
+        first=layout.start,
         masked=nothing,
         mlm_labels=nothing,
         task_labels=labels[order],
@@ -203,11 +229,8 @@ def pack_by_length(
 
 def lay_out(values: Sequence[npt.NDArray[Any]], *, row_length: int) -> npt.NDArray[Any]:
     """Arrange values of each token of the sequences, flat, as `pack` arranges the tokens; 0 for padding."""
-    lengths = [len(each) for each in values]
-    number = np.split(np.arange(sum(lengths)), np.cumsum(lengths)[:-1])
-    nothing = np.zeros(len(lengths), dtype=np.int64)
-    layout = pack(number, labels=nothing, external=nothing > 0, row_length=row_length, pad_id=-1)
-    return np.append(np.concatenate(values), np.zeros(1, values[0].dtype))[layout.token_ids.ravel()]
+    layout = _Layout.of(values, row_length)
+    return layout.flat(layout.joined(values))
 
 
 def _first_fit_decreasing(lengths: IntArray, row_length: int) -> tuple[IntArray, IntArray, IntArray]:
