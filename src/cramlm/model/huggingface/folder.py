@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -107,20 +107,16 @@ def load_classifier(folder: Path) -> LoadedModel:
             f"{folder / CONFIG_FILE}: a regression of {len(labels)} numbers, expected one in id2label; export the model again"
         )
     head = HeadConfig(pooling="mean" if settings.get("classifier_pooling") == "mean" else "cls")
-    model = empty_model(ModelSpec(loaded.encoder, head, loaded.tokenizer.vocab_size, len(labels), loaded.tokenizer.pad_id, kind=kind))
-    compare(settings, _config_of(model, loaded.tokenizer, task="classifier", labels=labels), folder / CONFIG_FILE)
-    initialise_all(model, seed=0, but=_stored(model, "classifier"))
-    _fill(model, folder / WEIGHTS_FILE, "classifier")
+    spec = ModelSpec(loaded.encoder, head, loaded.tokenizer.vocab_size, len(labels), loaded.tokenizer.pad_id, kind=kind)
+    model = _filled(folder, replace(loaded, settings=settings), spec, task="classifier", labels=labels)
     return LoadedModel(model, loaded.tokenizer, labels, loaded.max_length, loaded.has_pair_embeddings)
 
 
 def _load_prompted(folder: Path) -> LoadedModel:
     loaded = _read(folder, "mlm")
     prompt, labels = read_prompt(folder, loaded.tokenizer)
-    tokenizer = loaded.tokenizer
-    model = empty_model(ModelSpec(loaded.encoder, head_of(prompt), tokenizer.vocab_size, len(labels), tokenizer.pad_id, prompt))
-    compare(loaded.settings, _config_of(model, loaded.tokenizer, task="mlm", labels=()), folder / CONFIG_FILE)
-    _fill(model, folder / WEIGHTS_FILE, "mlm")
+    spec = ModelSpec(loaded.encoder, head_of(prompt), loaded.tokenizer.vocab_size, len(labels), loaded.tokenizer.pad_id, prompt)
+    model = _filled(folder, loaded, spec, task="mlm")
     assert model.prompt_head is not None
     if model.prompt_head.vectors is not None:
         _copy_all({"vectors": model.prompt_head.vectors.detach()}, folder / VECTORS_FILE)
@@ -134,11 +130,8 @@ def load_mlm(folder: Path, *, head: HeadConfig, labels: int, seed: int) -> tuple
         ArtifactError: as `load_classifier`.
     """
     loaded = _read(folder, "mlm")
-    model = empty_model(ModelSpec(loaded.encoder, head, loaded.tokenizer.vocab_size, labels, loaded.tokenizer.pad_id))
-    compare(loaded.settings, _config_of(model, loaded.tokenizer, task="mlm", labels=()), folder / CONFIG_FILE)
-    initialise_all(model, seed=seed, but=_stored(model, "mlm"))
-    _fill(model, folder / WEIGHTS_FILE, "mlm")
-    return model, loaded.tokenizer, loaded.max_length
+    spec = ModelSpec(loaded.encoder, head, loaded.tokenizer.vocab_size, labels, loaded.tokenizer.pad_id)
+    return _filled(folder, loaded, spec, task="mlm", seed=seed), loaded.tokenizer, loaded.max_length
 
 
 def open_native_encoder(folder: Path) -> tuple[Any, Any]:
@@ -259,13 +252,17 @@ def _labels(settings: Mapping[str, Any], path: Path) -> tuple[str, ...]:
     return tuple(names.values())
 
 
-def _fill(model: Model, path: Path, task: Task) -> None:
-    """Copy every tensor of the file into the model; names, shapes and types must be exactly the expected ones."""
-    parameters = dict(model.named_parameters())
+def _filled(folder: Path, loaded: _Read, spec: ModelSpec, *, task: Task, labels: Sequence[str] = (), seed: int = 0) -> Model:
+    """Return the model with the weights of the folder, whose settings must be those of `spec`; others are initialised with `seed`."""
+    model = empty_model(spec)
+    compare(loaded.settings, _config_of(model, loaded.tokenizer, task=task, labels=labels), folder / CONFIG_FILE)
+    stored, parameters = _stored(model, task), dict(model.named_parameters())
+    initialise_all(model, seed=seed, but=stored)
     targets: dict[str, Tensor] = {}
-    for ours, names in _stored(model, task).items():
+    for ours, names in stored.items():
         targets |= zip(names, parameters[ours].detach().chunk(len(names)), strict=True)
-    _copy_all(targets, path)
+    _copy_all(targets, folder / WEIGHTS_FILE)
+    return model
 
 
 def _copy_all(targets: Mapping[str, Tensor], path: Path) -> None:
