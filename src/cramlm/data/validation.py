@@ -290,7 +290,6 @@ def _other_kind(counts: Counter[str], first: Mapping[str, Example]) -> Iterator[
 
 def _labels(train: LabelledFile, held_out: Sequence[LabelledFile]) -> Iterator[Finding]:
     counts = Counter(name for _, name in train.names())
-    first = {name: example for example, name in reversed(list(train.names()))}
     try:
         RULES[train.kind].check([str(example.label) for example in train.examples], train.name)
     except DataError as error:
@@ -299,6 +298,23 @@ def _labels(train: LabelledFile, held_out: Sequence[LabelledFile]) -> Iterator[F
     if not counts:
         yield from _numbers(train, held_out)
         return
+    yield from _training_labels(train, counts)
+    spelled = {folded(label): label for label in counts}
+    for file in held_out:
+        for example, name in file.names():
+            if name not in counts:
+                message = f"label {brief(name, 30)} is not among the training labels"
+                if (near := spelled.get(folded(name))) is not None:
+                    message += f"; {spelling_difference(name, near)}"
+                yield Finding(example.id, "problem", "unseen-label", message)
+        present = {name for _, name in file.names()}
+        for label in sorted(set(counts) - present):
+            yield Finding(file.name, "notice", "missing-label", f"no row has the label {brief(label, 30)}; it cannot be evaluated")
+
+
+def _training_labels(train: LabelledFile, counts: Counter[str]) -> Iterator[Finding]:
+    """counts: training rows of each label."""
+    first = {name: example for example, name in reversed(list(train.names()))}
     for label, count in counts.items():
         if count < RARE:
             message = f"label {brief(label, 30)} has {counted(count, 'training row')}; too few to learn it"
@@ -313,17 +329,6 @@ def _labels(train: LabelledFile, held_out: Sequence[LabelledFile]) -> Iterator[F
     if most > UNEVEN * least:
         message = f"{brief(largest, 30)} has {most:,} rows and {brief(smallest, 30)} {least:,}; compare macro-F1"
         yield Finding(train.name, "notice", "uneven-labels", message)
-    spelled = {folded(label): label for label in counts}
-    for file in held_out:
-        for example, name in file.names():
-            if name not in counts:
-                message = f"label {brief(name, 30)} is not among the training labels"
-                if (near := spelled.get(folded(name))) is not None:
-                    message += f"; {spelling_difference(name, near)}"
-                yield Finding(example.id, "problem", "unseen-label", message)
-        present = {name for _, name in file.names()}
-        for label in sorted(set(counts) - present):
-            yield Finding(file.name, "notice", "missing-label", f"no row has the label {brief(label, 30)}; it cannot be evaluated")
 
 
 def _numbers(train: LabelledFile, held_out: Sequence[LabelledFile]) -> Iterator[Finding]:

@@ -81,6 +81,7 @@ class Processes:
             return [call(task, partial(on_event, number)) for number, task in enumerate(tasks)]
         results: dict[int, Any] = {}
         failures: dict[int, Exception] = {}
+        # The error of the first failed task is raised, so that no task after a failed one is begun.
         before_failures = itertools.takewhile(lambda number: number < min(failures, default=len(tasks)), range(len(tasks)))
         with closing(self.outcomes(function, tasks, on_event=on_event, numbers=before_failures)) as outcomes:
             for number, outcome in outcomes:

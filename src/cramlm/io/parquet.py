@@ -114,7 +114,7 @@ def _check_ends(path: Path | RemoteFile, size: int) -> None:
         file.seek(max(0, size - 4))
         tail = file.read(4)
     if not head.startswith(_MAGIC):
-        found = look_like(head) or "text" if b"\0" not in head else look_like(head) or "other data"
+        found = look_like(head) or ("other data" if b"\0" in head else "text")
         raise DataError(f"{path}: named .parquet but looks like {found}; rename it")
     if tail != _MAGIC or size < 12:
         raise DataError(f"{path}: truncated after {size} bytes (its footer is missing); copy or download it again")

@@ -73,10 +73,11 @@ def resolve_prompt(config: PromptConfig, words: Sequence[Slots], tokenizer: Toke
     Raises:
         UsageError: naming words that are not one token, and tokens similar to them.
     """
-    numbers = {word: word_id(tokenizer, word) for slots in words for slot in slots for word in slot}
-    if invalid := [word for word, number in numbers.items() if number is None]:
+    found = {word: word_id(tokenizer, word) for slots in words for slot in slots for word in slot}
+    numbers = {word: number for word, number in found.items() if number is not None}
+    if invalid := [word for word in found if word not in numbers]:
         raise UsageError(f"head.prompt.words: {'; '.join(_not_one_token(tokenizer, word) for word in invalid[:3])}")
-    ids = tuple(tuple(tuple(numbers[word] or 0 for word in slot) for slot in slots) for slots in words)
+    ids = tuple(tuple(tuple(numbers[word] for word in slot) for slot in slots) for slots in words)
     for number, one in enumerate(ids):
         if one in ids[:number]:
             raise UsageError(f"head.prompt.words: {words[ids.index(one)]} and {words[number]} have the same tokens; use other words")

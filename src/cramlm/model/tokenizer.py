@@ -272,7 +272,7 @@ class Tokenizer:
         for index, pair in enumerate(pairs):
             one, two = first[index], second[index]
             if pair is None:
-                parts += [cls, one[: max_tokens + self.separators], sep, two, two]
+                parts += [cls, one[: max_tokens + self.separators], sep, two, two]  # `two` is empty: five parts for every text
             else:
                 keep_one, keep_two = longest_first(len(one), len(two), max_tokens)
                 parts += [cls, one[:keep_one], between, two[:keep_two], sep]

@@ -78,31 +78,34 @@ def _data_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
     if config.diacritics == "remove":
         yield "diacritics", "removed from the terms of BM25, words and tokens"
     if config.model == "encoder":
-        encoder = config.encoder
-        size = f"{encoder.shape}, {counted(encoder.layers, 'layer')} of width {encoder.hidden}"
-        if config.init is not None:
-            yield "encoder", f"{size}, from the weights in {config.init}"
-        else:
-            yield "encoder", f"{size}, trained from scratch; {_start_of(config)}"
-        if config.has_linear_teacher:
-            alignment = (
-                "; distribution alignment with the label frequencies of the training texts" if config.teacher.align_distribution else ""
-            )
-            *others, last = config.teaching
-            models = f"{', '.join(others)} and {last} together" if others else last
-            marked = "; pieces of passages get the markers of the training texts" if config.teacher.mark_passages else ""
-            paired = "; pieces of passages become pairs" if config.teacher.pair_passages else ""
-            yield "teacher", f"linear: {models}{alignment}{marked}{paired}"
-        if KINDS[config.task.kind].has_prior:
-            chosen = f"tau chosen on dev by {METRIC_NAMES[config.metric]}" if config.logit_adjustment == "dev" else "none"
-            yield "logit adjustment", chosen
-        budget = "none" if config.budget is None else config.budget
-        yield "budget", f"{budget}; `cramlm plan` shows the steps and the cost on this machine"
+        yield from _encoder_rows(config)
     else:
         features = "n-grams and averaged word vectors of the corpus" if config.model == "static" else "n-grams"
         kind = "ridge regression" if config.task.kind == "regression" else "logistic regression"
         model = "naive Bayes, also on the retrieved text" if config.model == "bayes" else f"{kind} on {features}"
         yield "model", f"{model}; all settings are chosen on dev by {METRIC_NAMES[config.metric]}"
+
+
+def _encoder_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
+    size = f"{config.encoder.shape}, {counted(config.encoder.layers, 'layer')} of width {config.encoder.hidden}"
+    start = f"trained from scratch; {_start_of(config)}" if config.init is None else f"from the weights in {config.init}"
+    yield "encoder", f"{size}, {start}"
+    if config.has_linear_teacher:
+        yield "teacher", f"linear: {_teacher(config)}"
+    if KINDS[config.task.kind].has_prior:
+        chosen = f"tau chosen on dev by {METRIC_NAMES[config.metric]}" if config.logit_adjustment == "dev" else "none"
+        yield "logit adjustment", chosen
+    budget = "none" if config.budget is None else config.budget
+    yield "budget", f"{budget}; `cramlm plan` shows the steps and the cost on this machine"
+
+
+def _teacher(config: RunConfig) -> str:
+    *others, last = config.teaching
+    models = f"{', '.join(others)} and {last} together" if others else last
+    alignment = "; distribution alignment with the label frequencies of the training texts" if config.teacher.align_distribution else ""
+    marked = "; pieces of passages get the markers of the training texts" if config.teacher.mark_passages else ""
+    paired = "; pieces of passages become pairs" if config.teacher.pair_passages else ""
+    return f"{models}{alignment}{marked}{paired}"
 
 
 def _start_of(config: RunConfig) -> str:

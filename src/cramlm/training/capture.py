@@ -35,7 +35,6 @@ from cramlm.training.terms.base import Counts, VocabularyTerm
 
 _SHAPES: Final = 16  # graphs that are kept; each holds its gradients' work space
 _MOST_PADDING: Final = 1.3  # size of a padded batch, relative to the batch
-_SPREAD: Final = 1.0
 _ALIGNMENT: Final = 16  # bytes, of each array in the memory of a batch
 
 
@@ -93,7 +92,7 @@ class Shapes:
 
 def enlarged(size: int) -> int:
     """Return a size that most batches sampled like this one fit: the relative spread of a sum of n terms falls as the root of n."""
-    return size + math.ceil(_SPREAD * math.sqrt(size))
+    return size + math.ceil(math.sqrt(size))
 
 
 def padded_to(batch: Batch, *, rows: int, masked: int, pad_id: int) -> Batch:

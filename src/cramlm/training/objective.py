@@ -83,12 +83,12 @@ class Objective:
 
     def flops(self, model: Model, batch: Batch | PackedBatch) -> float:
         """Operations of the matrix products of the heads in a forward pass."""
-        text = self._text_term(batch)
-        width, slots = (
-            (model.encoder_config.hidden, 1) if model.prompt is None else (model.encoder_config.embedding_width, model.prompt.slots)
-        )
-        labels = 2.0 * slots * len(batch.first) * width * (model.encoder_config.hidden + model.labels) if self.phase.learns_labels else 0.0
-        return labels + (0.0 if text is None else text.flops(model, batch))
+        text, encoder = self._text_term(batch), model.encoder_config
+        of_text = 0.0 if text is None else text.flops(model, batch)
+        if not self.phase.learns_labels:
+            return of_text
+        width, slots = (encoder.hidden, 1) if model.prompt is None else (encoder.embedding_width, model.prompt.slots)
+        return 2.0 * slots * len(batch.first) * width * (encoder.hidden + model.labels) + of_text
 
     def losses(self, model: Model, batch: PackedBatch, counts: Counts | None = None, *, dropout: Dropout | None = None) -> Losses:
         """Return the weighted losses of a batch; with the `counts` of a larger batch its part of those losses, which the parts sum up to.
