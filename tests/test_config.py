@@ -84,7 +84,7 @@ def test_unset_settings_are_comments_in_toml_and_a_config_is_immutable() -> None
     assert "# budget is unset" in to_toml(config)
     assert "# dev is unset" in to_toml(config)
     with pytest.raises(ValueError, match="frozen"):
-        config.seed = 1  # type: ignore[misc]
+        config.seed = 1
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,7 @@ def test_predict_and_predictor_return_sets_of_labels_or_numbers(fitted: tuple[st
     if kind == "multi-label":
         assert ["sea" in lines[0]["labels"], "hill" in lines[1]["labels"]] == [True, True]
         assert all(isinstance(each, LabelsPrediction) and set(each.probabilities) == {"sea", "hill"} for each in predictions)
-        assert [list(each.labels) for each in predictions] == [line["labels"] for line in lines]  # type: ignore[union-attr]
+        assert [list(each.labels) for each in predictions] == [line["labels"] for line in lines]
     else:
         assert [line.keys() for line in lines] == [{"id", "value"}] * 2
         assert lines[0]["value"] > lines[1]["value"]
@@ -163,12 +163,12 @@ def test_transformers_gives_the_same_logits_and_its_pipeline_the_same_prediction
     predictions = Predictor.load(export, model_part="encoder").predict([SEA, HILL])
     pipeline = transformers.pipeline("text-classification", model=native, tokenizer=tokenizer, device="cpu", top_k=None)
     if kind == "multi-label":
-        ours = [[each.probabilities[name] for name in ("hill", "sea")] for each in predictions]  # type: ignore[union-attr]
+        ours = [[each.probabilities[name] for name in ("hill", "sea")] for each in predictions]
         np.testing.assert_allclose(1 / (1 + np.exp(-theirs)), ours, atol=1e-5)
         scores = [{each["label"]: each["score"] for each in row} for row in pipeline([SEA, HILL])]
-        assert scores == [pytest.approx(dict(each.probabilities), abs=1e-5) for each in predictions]  # type: ignore[union-attr]
+        assert scores == [pytest.approx(dict(each.probabilities), abs=1e-5) for each in predictions]
     else:
-        ours = [[each.value] for each in predictions]  # type: ignore[union-attr]
+        ours = [[each.value] for each in predictions]
         np.testing.assert_allclose(theirs, ours, rtol=1e-6)
         assert [row[0] for row in pipeline([SEA, HILL])] == [{"label": "label", "score": pytest.approx(row[0], rel=1e-6)} for row in ours]
 
@@ -185,7 +185,7 @@ def test_the_report_and_the_card_show_the_metrics_of_the_kind(fitted: tuple[str,
     compared = comparison_page([folder / "run", folder / "run"])
     assert name in compared
     assert ("In percent" in compared) == ("only this correct" in compared) == (kind != "regression")
-    assert re.search(r"Labels: loss</title><desc[^>]*>(\S+)", page)[1] == ("Squared" if kind == "regression" else "Cross-entropy")  # type: ignore[index]
+    assert re.search(r"Labels: loss</title><desc[^>]*>(\S+)", page)[1] == ("Squared" if kind == "regression" else "Cross-entropy")
 
 
 def test_an_operation_that_a_kind_does_not_have_is_refused_in_one_line(fitted: tuple[str, Path]) -> None:

@@ -58,7 +58,7 @@ def test_the_parameters_of_a_public_function_keep_their_names(name: str) -> None
 
 def test_fit_names_what_it_takes_as_a_config() -> None:
     with pytest.raises(cramlm.CramError, match=r"^the config is 'run\.toml', not a RunConfig; make one by a recipe, like cramlm\.recipes"):
-        cramlm.fit("run.toml")  # type: ignore[arg-type]
+        cramlm.fit("run.toml")
 
 
 def test_paths_in_the_home_folder_are_read_and_written_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

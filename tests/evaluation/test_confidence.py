@@ -99,7 +99,6 @@ def written(tmp_path: Any) -> dict[str, Any]:
 def test_a_written_confidence_reads_back_equal(tmp_path: Any) -> None:
     values = written(tmp_path)
     file = ConfidenceFile.load(tmp_path)
-    assert file is not None
     assert file.as_dict() == values
     assert load_confidence(tmp_path, "static") is None
     assert load_confidence(tmp_path / "missing") is None

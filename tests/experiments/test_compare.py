@@ -175,7 +175,6 @@ def test_a_finished_run_of_other_texts_or_code_runs_again_and_the_reason_is_prin
         assert not again.failed
         assert (run / "evaluation/predictions-test.jsonl").is_file()
         usage = again.results[0].usage
-        assert usage is not None
         assert usage.starts == {"training texts": 1, "code": 2}[change], "the cost of weights that were replaced does not count"
 
 
@@ -504,10 +503,10 @@ def test_usage_is_summed_over_starts_and_incomplete_after_a_killed_start(tmp_pat
     assert (usage.starts, usage.complete, usage.running) == (2, True, False)
     killed = measure_usage(tmp_path, config)
     killed.__enter__()
-    assert read_usage(tmp_path, config).running  # type: ignore[union-attr]
+    assert read_usage(tmp_path, config).running
     with measure_usage(tmp_path, config):
         pass
-    assert read_usage(tmp_path, config).complete is False  # type: ignore[union-attr]
+    assert read_usage(tmp_path, config).complete is False
 
 
 def test_usage_is_recorded_per_settings_and_does_not_depend_on_file_locations(tmp_path: Path) -> None:
@@ -520,6 +519,6 @@ def test_usage_is_recorded_per_settings_and_does_not_depend_on_file_locations(tm
     with measure_usage(tmp_path, other):
         pass
     assert read_usage(tmp_path, load_config(moved)) == read_usage(tmp_path, one)
-    assert read_usage(tmp_path, one).complete  # type: ignore[union-attr]
-    assert not read_usage(tmp_path, other).complete  # type: ignore[union-attr]  # it has a stage of the other settings
+    assert read_usage(tmp_path, one).complete
+    assert not read_usage(tmp_path, other).complete  # it has a stage of the other settings
     assert read_usage(tmp_path, load_config(data | {"seed": 5})) is None

@@ -33,10 +33,10 @@ def between(finished: Path) -> float:
 
 def test_a_prediction_below_the_threshold_has_no_label_and_keeps_its_confidence(finished: Path, between: float) -> None:
     for model_part in ("combined", "encoder", "static", "tfidf"):
-        predictor = Predictor.load(finished / "export", model_part=model_part)  # type: ignore[arg-type]
+        predictor = Predictor.load(finished / "export", model_part=model_part)
         all_labels = predictor.predict_or_abstain(TEXTS, below=0.0)
-        assert [each.label for each in all_labels] == [each.label for each in predictor.predict(TEXTS)]  # type: ignore[union-attr]
-        assert [each.probabilities for each in all_labels] == [each.probabilities for each in predictor.predict(TEXTS)]  # type: ignore[union-attr]
+        assert [each.label for each in all_labels] == [each.label for each in predictor.predict(TEXTS)]
+        assert [each.probabilities for each in all_labels] == [each.probabilities for each in predictor.predict(TEXTS)]
         for below in (between, 1.0):
             some = predictor.predict_or_abstain(TEXTS, below=below)
             assert [each.confidence for each in some] == [each.confidence for each in all_labels]
@@ -116,7 +116,7 @@ def test_a_server_gives_null_and_the_confidence(finished: Path, between: float) 
 
 def test_the_onnx_form_has_the_same_confidence(finished: Path, onnx_form: Path, between: float) -> None:
     for model_part in ("combined", "encoder", "static"):
-        ours, theirs = (Predictor.load(folder, model_part=model_part) for folder in (finished / "export", onnx_form))  # type: ignore[arg-type]
+        ours, theirs = (Predictor.load(folder, model_part=model_part) for folder in (finished / "export", onnx_form))
         pairs = zip(ours.predict_or_abstain(TEXTS, below=between), theirs.predict_or_abstain(TEXTS, below=between), strict=True)
         for one, other in pairs:
             assert one.label == other.label

@@ -44,7 +44,7 @@ def test_a_run_is_evaluated_and_explained_by_its_combination(finished: Path) -> 
     evaluated = json.loads(printed("evaluate", finished, finished / "task/test.jsonl", "--json"))
     assert evaluated["macro_f1"] == pytest.approx(scores["macro_f1"])
     explained = json.loads(printed("explain", finished, TEXTS[0], "--json", "--passages", "0"))
-    probabilities = predictor.predict(TEXTS[:1])[0].probabilities  # type: ignore[union-attr]
+    probabilities = predictor.predict(TEXTS[:1])[0].probabilities
     assert explained["probability"] == pytest.approx(probabilities[explained["label"]], abs=1e-6)
 
 
@@ -53,12 +53,12 @@ def test_every_model_of_the_folder_predicts_equally_in_python_on_the_command_lin
     (tmp_path / "texts.txt").write_text("\n".join(texts) + "\n", "utf-8")
     different = set()
     for model_part in ("combined", "encoder", "static", "tfidf"):
-        predictor = Predictor.load(finished / "export", model_part=model_part)  # type: ignore[arg-type]
+        predictor = Predictor.load(finished / "export", model_part=model_part)
         assert isinstance(predictor, LinearPredictor) == (model_part in ("static", "tfidf"))
-        expected = [each.probabilities for each in predictor.predict(texts)]  # type: ignore[union-attr]
+        expected = [each.probabilities for each in predictor.predict(texts)]
         shown = printed("predict", finished, tmp_path / "texts.txt", "--model-part", model_part)
         assert [json.loads(line)["probabilities"] for line in shown.splitlines()] == expected
-        served = load_model(finished / "export", None, model_part=model_part)  # type: ignore[arg-type]
+        served = load_model(finished / "export", None, model_part=model_part)
         outputs = served.compute(texts, [None] * len(texts)).values
         assert [dict(zip(predictor.labels, row.tolist(), strict=True)) for row in outputs] == expected
         different.add(predictor.probabilities(texts).tobytes())
@@ -105,10 +105,10 @@ def test_auto_precision_gives_the_combined_labels_of_fp32(finished: Path) -> Non
         tie = models.combination.adjustment - logits + np.array([1e-4, 0], dtype=np.float32)  # the first label wins narrowly
         for predictor in (exact, auto):
             predictor.models = CombinedModels(replace(models.combination, adjustment=tie), predictor.models.linear)
-        assert auto.predict([text])[0].label == exact.predict([text])[0].label == exact.labels[0]  # type: ignore[union-attr]
+        assert auto.predict([text])[0].label == exact.predict([text])[0].label == exact.labels[0]
         column = pandas.Series([text], index=[7])  # as after filtering the rows of a table
         auto.exact = exact.encoder
-        assert [each.label for each in auto.predict(column)] == [exact.labels[0]]  # type: ignore[union-attr]
+        assert [each.label for each in auto.predict(column)] == [exact.labels[0]]
 
 
 def test_the_folder_without_its_combination_is_a_plain_encoder(loose: Path) -> None:
@@ -141,4 +141,4 @@ def test_a_changed_byte_in_a_model_of_the_combination_is_found_when_it_is_loaded
     path.write_bytes(content)
     for model_part in ("combined", "static"):
         with pytest.raises(ArtifactError, match=re.escape(f"{file}: damaged")):
-            Predictor.load(folder, model_part=model_part)  # type: ignore[arg-type]
+            Predictor.load(folder, model_part=model_part)

@@ -42,7 +42,7 @@ def test_vectors_are_the_input_of_the_classifier_in_the_order_of_the_texts(finis
 
 def test_the_files_hold_the_vectors_in_order(finished: Path, file: Path, tmp_path: Path) -> None:
     for model_part in ("encoder", "static"):
-        expected = Predictor.load(finished / "export", model_part=model_part).embeddings(TEXTS)  # type: ignore[arg-type]
+        expected = Predictor.load(finished / "export", model_part=model_part).embeddings(TEXTS)
         array, table = tmp_path / f"{model_part}.npy", tmp_path / f"{model_part}.parquet"
         shown = printed("embed", finished, file, "-o", array, "--model-part", model_part)
         assert f"4 vectors of {expected.shape[1]} numbers" in shown

@@ -182,9 +182,9 @@ def test_the_command_prints_a_table_with_escaped_texts(finished: Path) -> None:
 def test_explain_errors_are_one_line(predictor: Predictor) -> None:
     for text in ("", "  \n", ["a"]):
         with pytest.raises(UsageError, match="pass one string that is not blank"):
-            explain(predictor, text)  # type: ignore[arg-type]
+            explain(predictor, text)
     with pytest.raises(UsageError, match=r"the model to explain is 'runs/mine', not loaded; pass cramlm.Predictor.load\(FOLDER\)"):
-        explain("runs/mine", TEXT)  # type: ignore[arg-type]
+        explain("runs/mine", TEXT)
     with pytest.raises(CramError, match="lone surrogate"):
         explain(predictor, "a \ud800")
     assert explain(predictor, "\u200e").words == ()

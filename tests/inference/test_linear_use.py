@@ -41,7 +41,7 @@ def finished(request: pytest.FixtureRequest, linear_runs: Path) -> Path:
 
 
 def test_another_part_than_the_linear_model_is_refused(finished: Path) -> None:
-    assert load_predictor(finished, model_part=finished.name).labels == load_predictor(finished).labels  # type: ignore[arg-type]
+    assert load_predictor(finished, model_part=finished.name).labels == load_predictor(finished).labels
     for part in {*LINEAR, "encoder"} - {finished.name}:
         line = error_line(cramlm("predict", finished, "-", "--model-part", part, stdin="a text"), 2)
         assert line.endswith(f"leave out the part {part!r}")
@@ -67,7 +67,7 @@ def test_a_linear_recipe_is_scored_exported_and_loaded_as_what_was_scored(finish
     shutil.copytree(finished / "export", tmp_path / "copy")
     for predictor in (Predictor.load(tmp_path / "copy"), load_predictor(model_of(finished)), LinearPredictor.load(finished / "export")):
         assert isinstance(predictor, LinearPredictor)
-        assert [prediction.label for prediction in predictor.predict(texts)] == [line["predicted"] for line in lines]  # type: ignore[union-attr]
+        assert [prediction.label for prediction in predictor.predict(texts)] == [line["predicted"] for line in lines]
         assert predictor.probabilities(texts) == pytest.approx(np.array([list(line["probabilities"].values()) for line in lines]), abs=1e-5)
 
 

@@ -109,7 +109,7 @@ def test_texts_and_pairs_that_are_no_lists_of_equally_many_strings_are_refused(
 def test_a_generator_of_texts_is_refused_with_what_takes_it(predictor: Predictor, texts: list[str]) -> None:
     for arguments in ((iter(texts), None), (texts, iter(texts))):
         with pytest.raises(UsageError, match=r"(texts|pairs) is a \w+, which has no length; pass a list, or use predict_iter"):
-            predictor.predict(*arguments)  # type: ignore[arg-type]
+            predictor.predict(*arguments)
 
 
 def test_scores_count_what_was_predicted(predictor: Predictor, texts: list[str]) -> None:

@@ -55,7 +55,7 @@ def test_results_are_in_order_and_events_have_the_number_of_their_task(workers: 
 
 
 def test_a_worker_of_a_pool_which_may_start_no_processes_runs_the_tasks_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)  # type: ignore[attr-defined]
+    monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)
     assert Processes(2).map(WORK, [{"do": "square", "value": value} for value in range(3)], on_event=silent) == [0, 1, 4]
 
 
@@ -129,7 +129,6 @@ def test_workers_end_if_their_parent_is_killed_and_need_no_main_guard(tmp_path: 
     path = os.pathsep.join(entry for entry in sys.path if entry)
     command = [sys.executable, str(tmp_path / "script.py")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": path}) as script:
-        assert script.stdout is not None
         pids = [int(script.stdout.readline()) for _ in range(2)]
         script.kill()
     for pid in pids:

@@ -67,7 +67,6 @@ def test_a_limit_of_memory_counts_without_the_files_that_the_kernel_caches(
     tmp_path: Path, membership: str, files: dict[str, str], available: int | None
 ) -> None:
     measured = available_memory(**control_groups(tmp_path, membership, files))
-    assert measured is not None
     assert measured == available if available is not None else measured > 100 * MB
 
 
@@ -84,7 +83,6 @@ def control_groups(folder: Path, membership: str | None, files: dict[str, str]) 
 @pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="Linux only")
 def test_the_memory_of_the_machine_is_in_bytes() -> None:
     memory = system_memory()
-    assert memory is not None
     total, available = memory
     assert total == pytest.approx(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), rel=0.01)
     assert 0 < available < total

@@ -143,7 +143,6 @@ def test_a_table_is_marked_if_its_text_is_also_in_a_compressed_file(make: MakeFi
 def test_the_command_of_the_message_quotes_a_file_whose_quotes_are_text(make: MakeFile) -> None:
     path = make("a.tsv", 'text\tlabel\r\n"b\tx\r\n\ty\r\n"c" d "\t"z"\r\n')
     command = re.search(r"quote all fields: (sed '.*?')", fault(path))
-    assert command is not None
     quoted = subprocess.run(f"{command[1]} {path}", shell=True, capture_output=True, check=True).stdout
     assert rows(make("b.tsv", quoted)) == [('"b', "x"), ("", "y"), ('"c" d "', '"z"')]
 

@@ -40,7 +40,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 
 def read(store: Path, *files: str, **settings: object) -> Corpus:
-    return build_corpus(CorpusConfig(files=files, **settings), store)  # type: ignore[arg-type]
+    return build_corpus(CorpusConfig(files=files, **settings), store)
 
 
 def texts(corpus: Corpus) -> list[str]:

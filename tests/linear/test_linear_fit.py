@@ -357,7 +357,7 @@ def test_composed_and_decomposed_texts_are_the_same_to_every_variant(variant: st
 
 
 def test_too_much_text_is_sampled_in_the_labels_proportions_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(fit_module.MAX_CHARACTERS, "characters", 1500)  # type: ignore[index]
+    monkeypatch.setitem(fit_module.MAX_CHARACTERS, "characters", 1500)
     events: list[Event] = []
     task = replace(topic_task(sea=80, hill=40), label_texts=texts_of_labels(("hill", "sea")))
     fitted = fit(task, variants=("characters",), emit=events.append)

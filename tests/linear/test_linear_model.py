@@ -97,7 +97,6 @@ def test_a_model_of_marked_texts_is_saved_and_loaded_with_the_vectors_of_their_s
     vectors = word_vectors({"raises": 0, "lowers": 1, "tin": 2})
     model = fit(task, vectors=vectors, variants=("marked",))
     texts = [*TEXTS, *(row.text for row in task.test)]
-    assert model.ngrams.markers is not None
     assert model.features(texts).shape[1] == model.ngrams.width + vectors.vectors.shape[1] * (1 + len(model.ngrams.markers.kinds))
     model.save(tmp_path)
     loaded = LinearModel.load(tmp_path)

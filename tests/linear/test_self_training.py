@@ -13,7 +13,7 @@ from cramlm.linear import fit as fit_module
 from cramlm.linear import self_training
 from cramlm.linear.corpus_vectors import WIDTH
 from cramlm.linear.cross_validation import SMALL_DEV
-from cramlm.linear.files import MODEL_FILE, Setting
+from cramlm.linear.files import MODEL_FILE
 from cramlm.linear.fit import MAX_VECTOR_VALUES, LinearFit, SearchSpace, fit_linear, fit_reads_seed
 from cramlm.linear.model import LinearModel
 from cramlm.linear.self_training import reads_unlabelled, self_trained, self_training_reads_seed
@@ -58,7 +58,6 @@ def test_unlabelled_texts_teach_words_that_no_labelled_text_has() -> None:
     known = {term for part in after.model.ngrams.parts for term in part.terms}
     assert {"stadium", "kitchen"} <= known
     assert not {"stadium", "kitchen"} & {term for part in before.model.ngrams.parts for term in part.terms}
-    assert isinstance(after.model.setting, Setting)
     assert after.model.setting.unlabelled_weight == self_training.UNLABELLED_WEIGHT
     assert len(after.tried) == len(before.tried) + len(SPACE.c)
 
@@ -110,11 +109,11 @@ def test_the_result_is_a_function_of_the_arguments_and_a_sample_of_the_seed(monk
 def test_labelled_and_unlabelled_texts_of_too_many_characters_together_are_a_sample_of_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     given, space = task(unlabelled(60)), replace(SPACE, variants=("characters",))
     characters = sum(len(example.text) for example in (*given.train, *given.unlabelled))
-    monkeypatch.setitem(fit_module.MAX_CHARACTERS, "characters", characters)  # type: ignore[index]
+    monkeypatch.setitem(fit_module.MAX_CHARACTERS, "characters", characters)
     assert not self_training_reads_seed(given)
     one, other = (trained(given, replace(space, seed=seed))[1].model.coefficients.weights for seed in (1, 2))
     np.testing.assert_array_equal(one, other)
-    monkeypatch.setitem(fit_module.MAX_CHARACTERS, "characters", characters // 2)  # type: ignore[index]
+    monkeypatch.setitem(fit_module.MAX_CHARACTERS, "characters", characters // 2)
     assert not fit_reads_seed(given), "the labelled texts alone are not sampled"
     assert self_training_reads_seed(given)
     one, other = (trained(given, replace(space, seed=seed))[1].model.coefficients.weights for seed in (1, 2))
@@ -142,7 +141,6 @@ def test_models_of_before_self_training_load_without_it(tmp_path: Path) -> None:
     del description["unlabelled_weight"]
     (tmp_path / MODEL_FILE).write_text(json.dumps(description), "utf-8")
     setting = LinearModel.load(tmp_path).setting
-    assert isinstance(setting, Setting)
     assert setting.unlabelled_weight == 0
 
 

@@ -30,9 +30,7 @@ def tokenizer_of(folder: Path, *, lowercase: bool = True) -> Tokenizer:
 
 def fit(words: WordVectors, tokenizer: Tokenizer, *, width: int) -> FloatArray:
     occurrences = np.bincount(tokenizer.encode([" ".join(WORDS)]).ids, minlength=tokenizer.vocab_size)
-    values = fit_token_vectors(words, tokenizer, occurrences, width=width)
-    assert values is not None
-    return values
+    return fit_token_vectors(words, tokenizer, occurrences, width=width)
 
 
 @pytest.fixture(scope="module")

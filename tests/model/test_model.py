@@ -204,7 +204,7 @@ def test_the_packed_gradient_equals_the_gradient_of_each_sequence_alone(shape: s
         batch = model_fixtures.packed(tokens, per_row=per_row)
         hidden = model.hidden(batch)
         loss = model.task_logits(hidden, batch).logsumexp(-1).sum() + model.mlm_logits(hidden, batch.first + 1).logsumexp(-1).sum()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         gradients.append({name: parameter.grad for name, parameter in model.named_parameters()})
     for name, gradient in gradients[0].items():
         torch.testing.assert_close(gradient, gradients[1][name], atol=2e-4, rtol=1e-3, msg=name)

@@ -91,7 +91,7 @@ def same_as_plain(
         results = results if isinstance(results, tuple) else (results,)
         total = sum((result.double() * normal(*result.shape, seed=9 + number)).sum() for number, result in enumerate(results))
         values.append(results)
-        gradients.append(torch.autograd.grad(total, arguments))  # type: ignore[arg-type]
+        gradients.append(torch.autograd.grad(total, arguments))
     for exact, ours, kind in zip([*values[0], *gradients[0]], [*values[1], *gradients[1]], [None] * len(values[0]) + types, strict=True):
         assert kind is None or ours.dtype == kind
         torch.testing.assert_close(ours.double(), exact, **tolerance)
@@ -210,7 +210,7 @@ def test_masks_of_parts_calls_and_seeds_are_independent_under_every_xor_of_the_i
     for seed, part in itertools.product((3, 4), (0, 1)):
         dropout = Dropout(rate, seed, attention_rate=rate, part=part)
         masks += [(dropout(x) == 0).double().numpy() for _ in range(2)]
-        masks += [(drop(x, attention_mask(dropout)) == 0).double().numpy() for _ in range(2)]
+        masks += [(drop(x, dropout.attention()) == 0).double().numpy() for _ in range(2)]
     for one, other in itertools.combinations(masks, 2):
         assert np.abs(correlations_under_xor(one, other)).max() < 7 / 2**7  # 7 standard deviations of independent masks
 
@@ -220,15 +220,9 @@ def test_the_masks_of_activations_and_of_attention_depend_on_their_own_rate_alon
     both, activations, attention = (Dropout(rate, 3, attention_rate=other) for rate, other in ((0.5, 0.2), (0.5, 0.0), (0.0, 0.2)))
     for _ in range(2):
         assert torch.equal(both(x), activations(x))
-        assert attention_mask(both) == attention_mask(attention)
+        assert both.attention() == attention.attention()
         assert activations.attention() is None
         assert attention(x) is x
-
-
-def attention_mask(dropout: Dropout) -> Mask:
-    mask = dropout.attention()
-    assert mask is not None
-    return mask
 
 
 def correlations_under_xor(one: npt.NDArray[np.float64], other: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

@@ -60,7 +60,7 @@ def test_the_vocabulary_never_exceeds_its_size_even_with_a_large_alphabet(kind: 
         "".join(chr(code) for code in range(0x4E00, 0x4E00 + 1000)),
         "".join(chr(code) + " " for code in range(0xAC00, 0xAC00 + 1000)),
     ] * 2
-    train_tokenizer(texts, TokenizerConfig(kind=kind, vocab_size=200), tmp_path)  # type: ignore[arg-type]
+    train_tokenizer(texts, TokenizerConfig(kind=kind, vocab_size=200), tmp_path)
     assert Tokenizer.load(tmp_path).vocab_size <= 200
 
 
@@ -212,7 +212,7 @@ def test_the_longer_half_is_cut_first(one: int, two: int, room: int) -> None:
     ],
 )
 def test_a_damaged_or_foreign_tokenizer_is_refused(tokenizer: Tokenizer, tmp_path: Path, damage: object, message: str) -> None:
-    (tmp_path / "tokenizer.json").write_text(damage(tokenizer.content), "utf-8")  # type: ignore[operator]
+    (tmp_path / "tokenizer.json").write_text(damage(tokenizer.content), "utf-8")
     with pytest.raises(ArtifactError, match=message):
         Tokenizer.load(tmp_path)
     (tmp_path / "tokenizer.json").unlink()

@@ -363,15 +363,11 @@ def test_the_steps_change_with_the_encoder_and_the_speed(tmp_path: Path) -> None
     many, _ = steps(narrow, "run")
     fewer, reasons = steps(wide, "run")
     assert reasons == ["runs again: encoder.hidden 32 -> 64"]
-    assert many is not None
-    assert fewer is not None
     assert fewer < many
     slow, quick = (wide.model_copy(update={"budget": "7m", "tokens_per_second": speed}) for speed in (40.0, 80.0))
     few, _ = steps(slow, "run")
     more, reasons = steps(quick, "run")
     assert reasons == ["runs again: tokens_per_second 40.0 -> 80.0"]
-    assert few is not None
-    assert more is not None
     assert more > few
 
 
@@ -457,7 +453,6 @@ def test_pieces_of_passages_get_the_markers_of_a_task_about_relations(tmp_path: 
     events_of(config, tmp_path / "run", tmp_path / "store")
     tokenizer, teacher = Tokenizer.load(tmp_path / "run/tokenizer"), tmp_path / "run/teacher"
     pieces, soft = read_pieces(teacher, 32), np.load(teacher / "passages-32.npy")
-    assert pieces is not None
     assert len(pieces) == len(soft) == len(pieces.source) > 50
     opened, closed = (tokenizer.vocabulary.index(marker) for marker in ("[[", "]]"))
     for number in range(len(pieces)):
@@ -501,7 +496,6 @@ def test_pieces_of_passages_become_pairs_of_halves_in_a_task_of_pairs(tmp_path: 
     events_of(config(paths, text_pair_column="second"), tmp_path / "run", tmp_path / "store")
     tokenizer, teacher = Tokenizer.load(tmp_path / "run/tokenizer"), tmp_path / "run/teacher"
     pairs, soft = read_pieces(teacher, 32), np.load(teacher / "passages-32.npy")
-    assert pairs is not None
     assert len(pairs) == len(soft) == len(pairs.source) > 50
     assert (np.diff(pairs.offsets) <= 32).all()
     passages = SelectionTable.open(tmp_path / "run/selection").texts()
@@ -530,7 +524,6 @@ def test_layers_start_at_the_markers_of_the_training_texts(tmp_path: Path) -> No
 def test_tokens_of_markers_are_those_that_occur_mostly_in_them(tmp_path: Path) -> None:
     texts = [f"[[ ship ]] has a @harbour$ and another harbour {number}" for number in range(30)]
     markers = Markers.find(texts)
-    assert markers is not None
     assert set(markers.strings) == {"[[", "]]", "@harbour$"}
     train_tokenizer(texts, TokenizerConfig(vocab_size=200), tmp_path)
     tokenizer = Tokenizer.load(tmp_path)

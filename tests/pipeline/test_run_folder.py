@@ -313,7 +313,7 @@ def test_a_finished_run_does_not_keep_the_traceback_of_an_earlier_call(copied: P
 def test_a_record_of_another_config_is_ignored(copied: Path) -> None:
     """As a kill between the two writes leaves it."""
     rewrite("run/run.toml", "seed = ", "# changed\nseed = ")
-    assert read_record(Path("run")).stages == {}  # type: ignore[union-attr]
+    assert read_record(Path("run")).stages == {}
     assert not read_run(Path("run")).finished
 
 

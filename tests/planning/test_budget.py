@@ -294,8 +294,8 @@ def test_the_memory_of_a_gpu_is_counted_apart_from_that_of_the_machine() -> None
     machines = (Machine(measured, measured, 1000, gpu) for gpu in (False, True))
     on_cpu, on_gpu = (forecast_cost(config, texts, machine, resident=10**9) for machine in machines)
     assert on_cpu.gpu_memory is None
-    assert on_cpu.memory > 9e9 > 8e9 < on_gpu.gpu_memory < 9e9  # type: ignore[operator]
-    assert 1e9 < on_gpu.memory < 2e9  # type: ignore[operator]
+    assert on_cpu.memory > 9e9 > 8e9 < on_gpu.gpu_memory < 9e9
+    assert 1e9 < on_gpu.memory < 2e9
     assert "of memory, 8.3 GB of the GPU's, " in on_gpu.describe()
 
 

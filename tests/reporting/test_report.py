@@ -520,7 +520,6 @@ def test_axes_of_whole_numbers_have_whole_ticks_and_bars(linear_runs: Path) -> N
     counted = read_jsonl(linear_runs / "data/train.jsonl")
     assert sum(int(bar[3]) for bar in bars if bar) == len(counted)
     for bar in bars:
-        assert bar is not None
         assert int(bar[1]) < int(bar[2] or 10**9)
 
 

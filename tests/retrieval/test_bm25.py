@@ -117,7 +117,7 @@ def test_of_a_large_index_a_block_at_a_time_is_resident(
         """Resident kB of the postings and of their dictionary."""
         areas = re.split(r"(?m)^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text())
         files = [str(segment.path / f"{name}.npy") for name in ("postings", "dictionary")]
-        return [sum(int(re.search(r"Rss:\s+(\d+)", area)[1]) for area in areas if file in area) for file in files]  # type: ignore[index]
+        return [sum(int(re.search(r"Rss:\s+(\d+)", area)[1]) for area in areas if file in area) for file in files]
 
     assert results(mapped, texts[:50], limit=30) == expected
     assert min(resident()) > 0
@@ -212,7 +212,7 @@ def test_explain_names_the_shared_terms_and_adds_up_to_the_score(large: tuple[li
 def test_settings_out_of_range_are_refused_and_no_queries_give_no_hits(tmp_path: Path) -> None:
     for scoring in ({"k1": -1}, {"b": 1.5}, {"k1": float("nan")}, {"norm": "exactly"}):
         with pytest.raises(UsageError, match="BM25 needs"):
-            Scoring(**scoring)  # type: ignore[arg-type]
+            Scoring(**scoring)
     index = index_texts(["red"], tmp_path)
     for limit, threads in ((0, 1), (1, 0)):
         with pytest.raises(UsageError, match="search needs"):

@@ -98,7 +98,7 @@ def test_a_field_without_text_and_an_index_without_a_hit_are_errors(server: Sear
         server_corpus(few_hits(server), ["nowhere"], tmp_path)
     for source in server.documents.values():
         source["abstract"] = source.pop("text")
-    server.texts = lambda: [str(source["abstract"]) for source in server.documents.values()]  # type: ignore[method-assign]
+    server.texts = lambda: [str(source["abstract"]) for source in server.documents.values()]
     with pytest.raises(DataError, match=r"documents cannot be read .*no text in _source.text; check retriever.text_field"):
         server_corpus(few_hits(server), QUERIES, tmp_path)
 
@@ -123,7 +123,6 @@ def test_a_run_takes_its_corpus_from_the_server(server: SearchServer, tmp_path: 
     config = load_config({name: value for name, value in data.items() if name != "corpus"} | {"retriever": retriever})
     task = read_task(config.task, seed=1, emit=silent)
     corpus = text_stages.corpus(RunContext(config, task, tmp_path / "run", tmp_path / "store", 0.0))
-    assert corpus is not None
     assert {document.id for document in corpus} == {"a", "b"}
 
 

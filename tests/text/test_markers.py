@@ -33,7 +33,6 @@ def marked(pattern: str, count: int = 40) -> list[str]:
 )
 def test_the_strings_that_every_text_has_equally_often_are_markers(pattern: str, strings: set[str]) -> None:
     markers = Markers.find(marked(pattern))
-    assert markers is not None
     assert set(markers.strings) == strings
 
 
@@ -66,14 +65,12 @@ def test_other_texts_have_no_markers(texts: list[str]) -> None:
 
 def test_some_texts_without_markers_do_not_matter() -> None:
     markers = Markers.find([*marked("%s <<%s>> %s", 38), "tin", "lead"])
-    assert markers is not None
     assert markers.kinds == (("", "<<"), ("<<", ">>"), (">>", ""), ("", "")), "the most frequent first"
 
 
 def test_the_boundary_of_a_pair_is_a_marker_beside_any_number_of_longer_ones() -> None:
     half = " ".join(f"<e{number}>%s</e{number}>" for number in range(MAX_MARKERS // 2))
     markers = Markers.find(marked(f"{half}{PAIR_BOUNDARY}%s"), known=(PAIR_BOUNDARY,))
-    assert markers is not None
     assert len(markers.strings) == MAX_MARKERS
     assert markers.pairs
 
@@ -109,7 +106,6 @@ def test_segments_of_scripts_without_spaces_are_divided_into_clusters() -> None:
 
 def test_which_of_two_entities_comes_first_is_in_the_kinds_of_segments() -> None:
     markers = Markers.find([*marked("%s <<%s>> %s [[%s]]"), *marked("%s [[%s]] %s <<%s>>")])
-    assert markers is not None
     assert {(">>", "[["), ("]]", "<<")} <= set(markers.kinds)
     assert len(markers.kinds) <= MAX_KINDS
 
@@ -127,7 +123,6 @@ def test_the_segments_and_markers_of_any_text_make_it_up_again(texts: list[str])
 def test_other_texts_get_the_markers_of_the_task_with_as_many_words_between_them(pattern: str) -> None:
     texts = marked(pattern)
     markers = Markers.find(texts)
-    assert markers is not None
     plain = ["some words of a passage that has none of these markers at all", "one two three four five six seven", "short"]
     results = MarkerInserter(markers, texts).insert(plain, seed=1)
     assert results == MarkerInserter(markers, texts).insert(plain, seed=1)
@@ -144,7 +139,6 @@ def test_texts_that_have_markers_are_left_as_they_are() -> None:
     """Unlabelled texts of the task, which are passages, too."""
     texts = [f"a [[ ship {number} ]] in the << harbour >>" for number in range(MIN_TEXTS)]
     markers = Markers.find(texts)
-    assert markers is not None
     own = ["the  [[ boat ]]  near\ta << pier >> at night", "night >> at sea and so on, for some words more"]
     marked, *left = MarkerInserter(markers, texts).insert(["a plain text of some words more than those", *own], seed=1)
     assert left == own
@@ -154,7 +148,6 @@ def test_texts_that_have_markers_are_left_as_they_are() -> None:
 def test_rare_words_and_words_that_the_task_marks_are_marked_more_often_than_common_ones() -> None:
     texts = [f"the {word} of [[ {word} ]] is << the acid >> in it" for word in ("tin", "lead") * 20]
     markers = Markers.find(texts)
-    assert markers is not None
     plain = [f"the of and {'tin' if number % 2 else 'zinc'} the of and the" for number in range(40)]
     results = MarkerInserter(markers, texts).insert(plain, seed=3)
     hits = sum("[[ tin ]]" in each or "[[ zinc ]]" in each for each in results)

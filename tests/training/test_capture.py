@@ -44,7 +44,7 @@ def test_a_padded_batch_in_static_memory_has_the_losses_and_gradients_of_the_bat
         model.zero_grad()
         memory.fill(extended, count)
         losses = losses_of(model, memory.batch, phase, memory.counts, "fp32", dropout_of(phase, 0))
-        losses.total.backward()  # type: ignore[no-untyped-call]
+        losses.total.backward()
         assert losses.as_numbers() == pytest.approx(expected.as_numbers(), rel=1e-6)
         found = gradients_of(model)
         assert found.keys() == wanted.keys()

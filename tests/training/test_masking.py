@@ -21,7 +21,7 @@ def make_batch(sequences: int = 30, *, shortest: int = 3) -> Batch:
 
 
 def masked_batch(batch: Batch, config: MaskingConfig, seed: int = 0, **more: object) -> Batch:
-    return mask(batch, config, np.random.default_rng(seed), SPECIAL, **more)  # type: ignore[arg-type]
+    return mask(batch, config, np.random.default_rng(seed), SPECIAL, **more)
 
 
 @given(rate=st.floats(0.01, 0.99), mask_share=st.floats(0, 0.6), random_share=st.floats(0, 0.4), seed=st.integers(0, 1000))

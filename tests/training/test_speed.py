@@ -47,7 +47,6 @@ def test_an_estimate_runs_no_update_and_counts_the_operations_of_a_measurement()
     assert found.rough
     assert found.threads in (1, 2)
     assert found.tokens_per_second > 0
-    assert found.bytes is not None
     assert found.bytes > least_step_memory(large)
     assert torch.get_num_threads() == threads
     assert estimate(setup(phase), threads=(1,)).flops_per_token == measure(setup(phase), threads=(1,), seconds=0.01).flops_per_token
