@@ -1,4 +1,4 @@
-"""Files of JSON lines."""
+"""Files of JSON, and of JSON lines."""
 
 from __future__ import annotations
 
@@ -19,6 +19,11 @@ def write_jsonl(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> Path:
 def write_labelled(path: Path, rows: Iterable[tuple[Any, Any]]) -> str:
     """Write rows of (text, label); return the path as a config has it."""
     return str(write_jsonl(path, ({"text": text, "label": label} for text, label in rows)))
+
+
+def read_json(path: str | Path) -> Any:
+    """Return the value of a JSON file."""
+    return json.loads(Path(path).read_bytes())
 
 
 def read_jsonl(path: str | Path) -> list[dict[str, Any]]:

@@ -24,7 +24,7 @@ from commands import cramlm, printed
 from cramlm.cli.app import app
 from cramlm.cli.help import RENAMED_OPTIONS
 from cramlm.config.run import RunConfig
-from jsonl import read_jsonl, write_jsonl
+from jsonl import read_json, read_jsonl, write_jsonl
 from pretrained_folders import write_pretrained
 from tiny_task import write_task
 
@@ -322,7 +322,7 @@ def test_the_notebook_runs(tmp_path: Path) -> None:
 
 def outputs(notebook: Path) -> list[list[str]]:
     """Return the kinds of output of each cell of code: stream, execute_result, display_data."""
-    cells = json.loads(notebook.read_text("utf-8"))["cells"]
+    cells = read_json(notebook)["cells"]
     return [[output["output_type"] for output in cell["outputs"]] for cell in cells if cell["cell_type"] == "code"]
 
 

@@ -458,10 +458,7 @@ def test_parameters_are_validated_by_fit(changes: dict[str, Any], message: str, 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"settings": OPEN_STEPS, "budget": "1e3flops"},
-            r'pass budget="[\w.]+flops" or more$',
-        ),
+        ({"settings": OPEN_STEPS, "budget": "1e3flops"}, r'pass budget="[\w.]+flops" or more$'),
         ({"corpus": "FOLDER/bad.jsonl"}, r'bad.jsonl:1: .*settings=\{"corpus.on_bad_row": "skip"\}'),
         ({"corpus": "FOLDER/other.csv"}, r'no column .text.; found .body.; pass settings=\{"corpus.text_column": NAME\}'),
         ({"settings": {**SETTINGS, "device": "cuda"}}, r'use settings=\{"device": "cpu"\}'),

@@ -26,7 +26,7 @@ from cramlm.model.huggingface.folder import load_classifier
 from cramlm.records import LabelsPrediction, NumberPrediction
 from cramlm.reporting.page import comparison_page, report_page
 from damaging import edit_json
-from jsonl import read_jsonl, write_jsonl
+from jsonl import read_json, read_jsonl, write_jsonl
 from server_process import serving
 from tiny_task import COMMON, TOPICS, tiny_config, write_task
 
@@ -72,7 +72,7 @@ def fitted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def test_the_model_learns_and_evaluate_gives_the_scores_that_fit_reported(fitted: tuple[str, Path]) -> None:
     kind, folder = fitted
-    scores = json.loads((folder / "run/evaluation/scores.json").read_bytes())
+    scores = read_json(folder / "run/evaluation/scores.json")
     assert scores["kind"] == kind
     for model, part in (("tlm", "encoder"), ("combined", "combined"), ("tfidf", "tfidf")):
         reported = scores["models"][model]["test"]
@@ -94,7 +94,7 @@ def test_a_task_of_a_single_label_that_some_texts_have_is_fitted_and_scored(tmp_
         rows = [{**row, "label": ["sea"] if row["label"] == "sea" else []} for row in rows]
         write_jsonl(paths[split], rows)
     fit(tmp_path, paths, "multi-label")
-    scores = json.loads((tmp_path / "run/evaluation/scores.json").read_bytes())["models"]
+    scores = read_json(tmp_path / "run/evaluation/scores.json")["models"]
     for name in ("tfidf", "tlm"):
         assert list(scores[name]["test"]["per_class"]) == ["sea"]
         assert scores[name]["test"]["macro_f1"] == pytest.approx(scores[name]["test"]["micro_f1"])
@@ -137,7 +137,7 @@ def test_predict_and_predictor_return_sets_of_labels_or_numbers(fitted: tuple[st
 
 def test_the_combination_averages_the_calibrated_outputs_of_its_models(fitted: tuple[str, Path]) -> None:
     kind, folder = fitted
-    description = json.loads((folder / "run/export/combination/combination.json").read_bytes())
+    description = read_json(folder / "run/export/combination/combination.json")
     losses = {name: model["dev_loss"] for name, model in description["models"].items()}
     weights = {name: np.exp((min(losses.values()) - loss) / 0.1) for name, loss in losses.items()}
     expected: Any = np.float64(description["adjustment"]) * sum(weights.values())
@@ -271,29 +271,15 @@ def test_recipes_are_compared_by_the_metric_of_the_kind_on_samples_that_have_eve
     files = [item for split in ("train", "dev", "test") for item in (f"--{split}", folder / f"data/{split}.jsonl")]
     (tmp_path / "run.toml").write_text((folder / "run.toml").read_text("utf-8").replace("= 30\n", "= 4\n"), "utf-8")  # steps
     arms = f"tfidf,{tmp_path / 'run.toml'}"
-    succeed(
-        "compare",
-        "--recipes",
-        arms,
-        "--task-type",
-        kind,
-        "--labels",
-        "12,30",
-        "--seed",
-        "1",
-        "--seed",
-        "1",
-        *files,
-        "--out",
-        tmp_path / "c",
-    )
+    options = ("--recipes", arms, "--task-type", kind, "--labels", "12,30", *("--seed", "1") * 2)
+    succeed("compare", *options, *files, "--out", tmp_path / "c")
     table = (tmp_path / "c/table.md").read_text("utf-8")
     header, *rows = [line for line in table.splitlines() if line.startswith("| ")]
     names = "test macro-F1 | test micro-F1 |" if kind == "multi-label" else "test Pearson | test Spearman |"
     assert f"| arm | labels | seeds | {names} difference to the first (95 %), p |" in header
     assert [row.split(" | ")[0] for row in rows] == ["| tfidf", "| run", "| run combined"] * 2
-    results = json.loads((tmp_path / "c/results.json").read_bytes())
-    scores = json.loads((tmp_path / "c/runs/30/run/1/evaluation/scores.json").read_bytes())["models"]["run"]["test"]
+    results = read_json(tmp_path / "c/results.json")
+    scores = read_json(tmp_path / "c/runs/30/run/1/evaluation/scores.json")["models"]["run"]["test"]
     main = "macro_f1" if kind == "multi-label" else "pearson"
     assert results["rows"][4]["scores"][f"test {main}"]["mean"] == scores[main]
     assert results["pairs"][0]["kind"] == kind

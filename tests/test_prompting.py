@@ -23,7 +23,7 @@ from cramlm.records import Event
 from cramlm.retrieval.selection import SelectionTable
 from cramlm.serving.batching import load_model
 from damaging import edit_json
-from jsonl import read_jsonl
+from jsonl import read_json, read_jsonl
 from pretrained_folders import write_pretrained
 from tiny_task import COMMON, QUICK, TOPICS, write_task
 
@@ -77,7 +77,7 @@ def by_transformers(folder: Path, texts: list[str]) -> np.ndarray[Any, Any]:
     """The same from prompt.json and AutoModelForMaskedLM, one text at a time."""
     import transformers
 
-    prompt = json.loads((folder / PROMPT_FILE).read_bytes())
+    prompt = read_json(folder / PROMPT_FILE)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.AutoModelForMaskedLM.from_pretrained(folder).eval()
     vectors = load_file(folder / VECTORS_FILE)["vectors"] if prompt["vectors"] else torch.zeros(0, model.config.hidden_size)
@@ -140,10 +140,10 @@ def test_the_recipe_from_scratch_learns_labels_and_soft_labels_through_patterns(
     (soft,) = (np.load(file) for file in (run.path / "teacher").glob("passages-*.npy"))
     assert len(soft) >= len(SelectionTable.open(run.path / "selection"))
     np.testing.assert_allclose(soft.sum(axis=1), 1, atol=1e-5)
-    prompt = json.loads((run.path / "prompt/prompt.json").read_bytes())
+    prompt = read_json(run.path / "prompt/prompt.json")
     assert {word for (slot,) in prompt["words"].values() for word in slot} <= {word for words in TOPICS.values() for word in words}
-    shift = json.loads((run.path / "logit-adjustment/logit-adjustment.json").read_bytes())["values"]
-    assert json.loads((run.export / PROMPT_FILE).read_bytes()) == prompt | {"shift": [shift["hill"], shift["sea"]]}
+    shift = read_json(run.path / "logit-adjustment/logit-adjustment.json")["values"]
+    assert read_json(run.export / PROMPT_FILE) == prompt | {"shift": [shift["hill"], shift["sea"]]}
     assert not (run.export / "mlm").exists()
     card = (run.export / "README.md").read_text("utf-8")
     assert "pipeline does not:" in card

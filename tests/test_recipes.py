@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from pathlib import Path
@@ -25,7 +24,7 @@ from cramlm.recipes.describe import describe_run, stages_of
 from cramlm.recipes.recipe import from_checkpoint
 from cramlm.records import Event
 from cramlm.storage.artifacts import hash_file
-from jsonl import write_jsonl, write_labelled
+from jsonl import read_json, write_jsonl, write_labelled
 from pretrained_folders import write_pretrained
 from tiny_task import COMMON, QUICK, TOPICS, write_task
 
@@ -70,7 +69,7 @@ def check_export(run: cramlm.Run) -> None:
 
     model = transformers.AutoModelForSequenceClassification.from_pretrained(run.export)
     assert sorted(model.config.id2label.values()) == ["hill", "sea"]
-    assert json.loads((run.path / "evaluation/scores.json").read_bytes())["models"][run.config.name]["test"]["accuracy"] >= 0
+    assert read_json(run.path / "evaluation/scores.json")["models"][run.config.name]["test"]["accuracy"] >= 0
 
 
 def some_slow(names: list[str], *, quick: set[str]) -> list[Any]:
@@ -154,7 +153,7 @@ def test_a_run_from_a_checkpoint_keeps_its_tokenizer_names_it_and_notices_when_i
     run, events = fit(config, place, tmp_path / "run")
     check_export(run)
     assert (run.export / "tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
-    start = json.loads((run.export / "provenance.json").read_bytes())["init"]
+    start = read_json(run.export / "provenance.json")["init"]
     assert start["name"] == str(folder)
     assert start["sha256"]["model.safetensors"] == hash_file(folder / "model.safetensors")
     assert "It started from the weights of weights (sha256" in (run.export / "README.md").read_text("utf-8")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cramlm import recipes
-from cramlm.config.run import apply_overrides, load_config, to_toml
+from cramlm.config.run import RunConfig, apply_overrides, load_config, to_toml
 from cramlm.pipeline.run import run
 from jsonl import write_jsonl
 
@@ -92,6 +92,11 @@ def tiny_config(paths: dict[str, str], **changes: Any) -> dict[str, Any]:
     }
 
 
+def quick(config: RunConfig, *settings: str) -> RunConfig:
+    """Return the config with one thread, one value of C, and these settings, as of `--set`."""
+    return load_config(apply_overrides(config.model_dump(mode="json"), ["threads=1", "baseline.c=[3.0]", *settings]))
+
+
 def task_paths(folder: Path) -> dict[str, str]:
     """Return the paths that `write_task` has written to `folder`."""
     return {name: str(folder / f"{name}.jsonl") for name in ("train", "dev", "test", "corpus")}
@@ -109,5 +114,4 @@ def fit_linear_runs(folder: Path) -> None:
     paths = write_task(folder / "data", documents=60)
     corpus = [paths.pop("corpus")]
     for config in (recipes.static(corpus=corpus, **paths), recipes.bayes(corpus=corpus, **paths), recipes.tfidf(**paths)):
-        quick = apply_overrides(config.model_dump(mode="json"), ["baseline.c=[3.0]", "tokenizer.vocab_size=200", "threads=1"])
-        run(load_config(quick), out=folder / config.name, store=folder / "store")
+        run(quick(config, "tokenizer.vocab_size=200"), out=folder / config.name, store=folder / "store")

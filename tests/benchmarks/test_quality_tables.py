@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from jsonl import read_json
 from quality_tables import GROUPS, RESULTS, means, rungs, summary
 
 README = Path(__file__).parents[2] / "README.md"
@@ -43,15 +43,15 @@ def test_the_summary_has_means_and_the_number_of_tasks_on_which_tlm_is_better() 
 
 @pytest.mark.skipif(not README.is_file(), reason="an installed package: the README is not beside it")
 def test_the_tables_of_the_pages_equal_the_results() -> None:
-    controls = json.loads((RESULTS / "quality-2e13flops.json").read_bytes())
-    models = json.loads((RESULTS / "rungs-2e13flops.json").read_bytes())
+    controls = read_json(RESULTS / "quality-2e13flops.json")
+    models = read_json(RESULTS / "rungs-2e13flops.json")
     page = PAGE.read_text("utf-8")
     assert summary(controls) in page, "python benchmarks/quality_tables.py controls 2e13flops"
     assert rungs(models) in page, "python benchmarks/quality_tables.py rungs 2e13flops"
     for name in ("weighted", "trained", "unlabelled-trained"):
-        table = rungs(json.loads((RESULTS / f"rungs-{name}-2e13flops.json").read_bytes()))
+        table = rungs(read_json(RESULTS / f"rungs-{name}-2e13flops.json"))
         assert table in page, f"python benchmarks/quality_tables.py rungs {name}-2e13flops"
-    weighted, linear = (json.loads((RESULTS / f"rungs-{name}-2e13flops.json").read_bytes()) for name in ("weighted", "linear"))
+    weighted, linear = (read_json(RESULTS / f"rungs-{name}-2e13flops.json") for name in ("weighted", "linear"))
     assert means(models) in page, "python benchmarks/quality_tables.py means 2e13flops"
     assert means(linear) in page, "python benchmarks/quality_tables.py means linear-2e13flops"
     assert means(weighted) in README.read_text("utf-8"), "python benchmarks/quality_tables.py means weighted-2e13flops"
@@ -60,7 +60,7 @@ def test_the_tables_of_the_pages_equal_the_results() -> None:
 @pytest.mark.skipif(not README.is_file(), reason="an installed package: the README is not beside it")
 def test_whole_commands_in_the_readme_are_those_of_the_results() -> None:
     readme = README.read_text("utf-8")
-    select, fit = (json.loads((RESULTS / f"{name}.json").read_bytes()) for name in ("select", "fit"))
+    select, fit = (read_json(RESULTS / f"{name}.json") for name in ("select", "fit"))
     ours, bm25s = (select["processes"][side]["cpu_seconds"] for side in ("cramlm", "bm25s"))
     assert f"best {select['top_k']} of {select['passages']:,} passages for all 4,169 texts, to disk, CPU seconds | {ours:.1f} |" in readme
     assert f"a script with bm25s {bm25s:.1f} |" in readme

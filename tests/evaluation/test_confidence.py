@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from cramlm.evaluation.confidence import ConfidenceFile, CoverageCurve, fit_conf
 from cramlm.evaluation.metrics import calibration_error
 from cramlm.records import FloatArray, IntArray
 from damaging import edit_json
+from jsonl import read_json
 
 LABELS = ("a", "b", "c")
 NO_PRIOR = np.zeros(3)
@@ -92,7 +92,7 @@ def test_labels_that_training_does_not_have_count_as_wrong() -> None:
 def written(tmp_path: Any) -> dict[str, Any]:
     confidence = fit_confidence(LABELS, labelled(50, seed=5), labelled(50, seed=6), log_prior=NO_PRIOR)
     ConfidenceFile(LABELS, {"combined": confidence, "tfidf": confidence}).save(tmp_path)
-    values: dict[str, Any] = json.loads((tmp_path / "confidence.json").read_text("utf-8"))
+    values: dict[str, Any] = read_json(tmp_path / "confidence.json")
     return values
 
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import subprocess
@@ -25,6 +24,7 @@ from cramlm.model.tokenizer import Tokenizer
 from cramlm.records import Event
 from cramlm.storage import artifacts
 from cramlm.storage.artifacts import Artifact
+from jsonl import read_json
 
 LABELS = ("up|down", "<< b >>", "très bien")
 KEY = {"format": 1, "model": "abc"}
@@ -79,7 +79,7 @@ def test_a_copied_folder_predicts_like_the_model(
 def test_an_export_has_the_given_provenance_the_same_bytes_each_time_and_no_probe_texts(exported: Callable[..., Artifact]) -> None:
     one, two = (exported(name, probe_texts=["a text", "the patient Xylander Quorx"]) for name in ("one", "two"))
     assert one.fingerprint == two.fingerprint
-    written = json.loads((one.path / "provenance.json").read_text("utf-8"))
+    written = read_json(one.path / "provenance.json")
     assert (written["labels"], written["scores"]) == (list(LABELS), run_scores())
     assert {"cramlm", "torch", "numpy", "python"} <= set(written["versions"])
     stored = load_classifier(one.path).model

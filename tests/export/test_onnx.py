@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import os
 import shutil
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from cramlm.model.model import Model
 from cramlm.model.tokenizer import Tokenizer
 from cramlm.records import Example
 from cramlm.storage.artifacts import verify
+from jsonl import read_json
 from server_process import LABELS, export_tiny
 
 onnx = pytest.importorskip("onnx", reason="onnx is missing: pip install 'cramlm[onnx]'")
@@ -95,7 +95,7 @@ def test_scores_are_those_of_the_model(exported: Path, texts: list[str]) -> None
 
 def test_onnx_json_describes_the_export(exported: Path, texts: list[str]) -> None:
     folder = exported / "export-onnx"
-    settings = json.loads((folder / "onnx.json").read_bytes())
+    settings = read_json(folder / "onnx.json")
     assert (settings["labels"], settings["max_length"], settings["weights"]) == (list(LABELS), 48, "fp32")
     assert settings["checked_texts"] == len(texts)
     assert 0 <= settings["largest_difference"] <= 1e-4
@@ -125,7 +125,7 @@ def test_it_needs_only_onnxruntime_tokenizers_and_numpy(exported: Path) -> None:
 def test_int8_is_smaller_and_reports_its_agreement(every_shape: Path, texts: list[str]) -> None:
     folder = export_onnx(every_shape / "export", int8=True, texts=examples(texts)).path
     assert folder == every_shape / "export-onnx-int8"
-    settings = json.loads((folder / "onnx.json").read_bytes())
+    settings = read_json(folder / "onnx.json")
     int8, ours = OnnxPredictor.load(folder, threads=1), Predictor.load(every_shape / "export")
     agreement = np.mean(int8.probabilities(texts).argmax(1) == ours.probabilities(texts).argmax(1))
     assert settings["weights"] == "int8"

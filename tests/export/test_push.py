@@ -112,22 +112,13 @@ def pushed(hub: Hub, folder: Path, home: Path, *pushes: list[str]) -> list[str]:
 @pytest.mark.parametrize("model", ["modernbert"], indirect=True)
 def test_refused_pushes_say_why_and_what_to_do(tmp_path: Path, hub: Hub, folder: Path) -> None:
     hub.add("other/mine", {"README.md": b"not mine"})
-    lines = pushed(
-        hub,
-        folder,
-        tmp_path,
-        ["", "owner/mine"],
-        ["hf_wrong", "owner/mine"],
-        ["hf_wrong", "other/mine"],
-        ["hf_right", "other/new"],
-        ["hf_right", "other/mine"],
-        ["hf_right", "owner/mine", "--license", "nolicense"],
-        ["hf_right", "owner/my..model"],
-    )
-    missing, wrong, *foreign, card, name = lines
+    foreign = ["hf_wrong", "other/mine"], ["hf_right", "other/new"], ["hf_right", "other/mine"]
+    own = ["hf_right", "owner/mine", "--license", "nolicense"], ["hf_right", "owner/my..model"]
+    lines = pushed(hub, folder, tmp_path, ["", "owner/mine"], ["hf_wrong", "owner/mine"], *foreign, *own)
+    missing, wrong, *others, card, name = lines
     assert missing.startswith("4 hf://owner/mine: no access token; set HF_TOKEN to a token that may write")
     assert wrong.startswith("4 hf://owner/mine: access denied (status 401); check that owner is you")
-    assert all(line.startswith("4 hf://other/") and "access denied" in line and "HF_TOKEN" in line for line in foreign), foreign
+    assert all(line.startswith("4 hf://other/") and "access denied" in line and "HF_TOKEN" in line for line in others), others
     assert card.startswith('2 hf://owner/mine: the hub refuses the card ("license" must be one of')
     assert name.startswith("2 'owner/my..model' is not a repository name")
     assert hub.repositories["other/mine"].files == {"README.md": b"not mine"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +19,7 @@ from cramlm.model.sentences import SentenceEncoder
 from cramlm.model.tokenizer import Tokenizer
 from cramlm.records import Example
 from cramlm.storage.artifacts import verify
+from jsonl import read_json
 from server_process import export_tiny
 
 SHAPES = [("bert", "cls"), ("roberta", "cls"), ("albert", "cls"), ("modernbert", "mean"), ("modernbert", "cls")]
@@ -45,15 +45,15 @@ def test_the_folder_has_the_documented_layout(exported: Callable[[str, str], tup
     model, folder = exported(shape, pooling)
     assert folder == model.parent / "model-sentence-transformers"
     assert verify(folder) == 1
-    modules = json.loads((folder / "modules.json").read_bytes())
+    modules = read_json(folder / "modules.json")
     types = ["sentence_transformers.models.Transformer", "sentence_transformers.models.Pooling"]
     assert [(each["idx"], each["path"], each["type"]) for each in modules] == [(0, "", types[0]), (1, "1_Pooling", types[1])]
-    modes = json.loads((folder / "1_Pooling/config.json").read_bytes())
+    modes = read_json(folder / "1_Pooling/config.json")
     assert modes["word_embedding_dimension"] == 32
     chosen = {name for name, value in modes.items() if name.startswith("pooling_mode_") and value}
     assert chosen == {{"cls": "pooling_mode_cls_token", "mean": "pooling_mode_mean_tokens"}[pooling]}
-    assert json.loads((folder / "sentence_bert_config.json").read_bytes()) == {"max_seq_length": 48, "do_lower_case": False}
-    config = json.loads((folder / "config.json").read_bytes())
+    assert read_json(folder / "sentence_bert_config.json") == {"max_seq_length": 48, "do_lower_case": False}
+    config = read_json(folder / "config.json")
     assert config["architectures"][0].endswith("Model")
     assert "id2label" not in config
 

@@ -18,7 +18,7 @@ from cramlm.inference.linear import COMBINATION_FOLDER, CombinedModels, Combined
 from cramlm.inference.predictor import Predictor
 from cramlm.serving.batching import load_model
 from cramlm.storage.artifacts import MANIFEST
-from jsonl import read_jsonl, write_labelled
+from jsonl import read_json, read_jsonl, write_labelled
 from tiny_task import TOPICS
 
 PARTS = {"static": "static", "combined": "encoder"}  # part of the model -> part that `embed` uses
@@ -40,7 +40,7 @@ def test_a_run_is_evaluated_and_explained_by_its_combination(finished: Path) -> 
     texts = [row["text"] for row in read_jsonl(finished / "task/test.jsonl")]
     expected = np.array([[line["probabilities"][label] for label in predictor.labels] for line in lines])
     assert np.allclose(predictor.probabilities(texts), expected, atol=3e-4)
-    scores = json.loads((finished / "evaluation/scores.json").read_bytes())["models"]["combined"]["test"]
+    scores = read_json(finished / "evaluation/scores.json")["models"]["combined"]["test"]
     evaluated = json.loads(printed("evaluate", finished, finished / "task/test.jsonl", "--json"))
     assert evaluated["macro_f1"] == pytest.approx(scores["macro_f1"])
     explained = json.loads(printed("explain", finished, TEXTS[0], "--json", "--passages", "0"))
@@ -123,7 +123,7 @@ def test_the_folder_without_its_combination_is_a_plain_encoder(loose: Path) -> N
 
 def test_a_damaged_combination_is_refused_in_one_line(loose: Path) -> None:
     file = loose / COMBINATION_FOLDER / "combination.json"
-    values = json.loads(file.read_bytes())
+    values = read_json(file)
     changes = [{"format": 1}, {"labels": ["one"]}, {"models": {}}, {"adjustment": [0.0]}, {"adjustment": [float("nan")] * 2}]
     for content in ("", "[]", *(json.dumps(values | change) for change in changes)):
         file.write_text(content, "utf-8")

@@ -9,13 +9,13 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from commands import cramlm, error_line, imported_by, printed, succeed
 from cramlm import recipes
-from cramlm.config.run import apply_overrides, load_config
 from cramlm.errors import ArtifactError
 from cramlm.inference.explain import explain
 from cramlm.inference.folders import model_of
@@ -23,9 +23,9 @@ from cramlm.inference.linear import LinearPredictor
 from cramlm.inference.predictor import Predictor, kind_in, load_predictor
 from cramlm.linear.files import MODEL_FILE, read_setting
 from cramlm.pipeline.run import run
-from jsonl import read_jsonl, write_jsonl
+from jsonl import read_json, read_jsonl, write_jsonl
 from server_process import PATIENCE, serving
-from tiny_task import TOPICS
+from tiny_task import TOPICS, quick
 
 TEXT = "The old ship was near the harbour << sailor >>, on the path to the island!! ỌRỌ\u0301"
 WORDS = "The old ship was near the harbour << sailor >> , on the path to the island !! ỌRỌ\u0301"
@@ -58,7 +58,7 @@ def test_a_gpu_or_bf16_is_refused_for_a_model_that_is_not_in_pytorch(linear_runs
 
 
 def test_a_linear_recipe_is_scored_exported_and_loaded_as_what_was_scored(finished: Path, tmp_path: Path) -> None:
-    scores = json.loads((finished / "evaluation/scores.json").read_bytes())["models"]
+    scores = read_json(finished / "evaluation/scores.json")["models"]
     assert list(scores) == {"static": ["static", "bayes", "tfidf"], "bayes": ["bayes", "tfidf"], "tfidf": ["tfidf"]}[finished.name]
     assert scores[finished.name]["test"]["accuracy"] > 0.8
     assert not list(finished.glob("phase-*"))
@@ -139,7 +139,7 @@ def test_a_linear_model_has_no_onnx_form(linear_runs: Path, tmp_path: Path) -> N
 
 def test_the_card_describes_the_fit_and_the_comparison(finished: Path) -> None:
     card = (finished / "export/README.md").read_text("utf-8")
-    fit = json.loads((finished / "evaluation/scores.json").read_bytes())["models"][finished.name]["fit"]
+    fit = read_json(finished / "evaluation/scores.json")["models"][finished.name]["fit"]
     for phrase in (
         *("library_name: cramlm", f"**{finished.name}** (this model)", "cross-fitted", "Texts are not truncated.", "40 labelled texts"),
         f"{'TF-IDF' if finished.name == 'bayes' else 'n-grams'} of {fit['variant']}, {read_setting(fit)}",
@@ -150,21 +150,23 @@ def test_the_card_describes_the_fit_and_the_comparison(finished: Path) -> None:
     assert "None" not in card
 
 
+def fit_several_labels(rows: list[dict[str, Any]], folder: Path) -> Path:
+    """Return the export of a run on rows with lists of labels, which are in train.jsonl."""
+    train = write_jsonl(folder / "train.jsonl", rows)
+    return run(quick(recipes.tfidf(train=str(train), kind="multi-label")), out=folder / "run").export
+
+
 def test_a_linear_model_of_several_labels_is_loaded_as_such(tmp_path: Path) -> None:
     words = [(topic, word, other) for topic in TOPICS for word in TOPICS[topic] for other in "ab"]
     rows = [{"text": f"{word} {other}", "label": [topic] if other == "a" else list(TOPICS)} for topic, word, other in words]
-    write_jsonl(tmp_path / "train.jsonl", rows)
-    config = recipes.tfidf(train=str(tmp_path / "train.jsonl"), kind="multi-label").model_dump(mode="json")
-    export = run(load_config(apply_overrides(config, ["baseline.c=[3.0]", "threads=1"])), out=tmp_path / "run").export
+    export = fit_several_labels(rows, tmp_path)
     assert Predictor.load(export).kind == "multi-label"
     assert kind_in(export) == "multi-label"
 
 
 def test_several_labels_are_not_written_to_a_cell_that_cannot_be_read_again(tmp_path: Path) -> None:
     rows = [{"text": f"{word} {number}", "label": [word, "a|b"][: number % 2 + 1]} for word in ("ship", "hill") for number in range(8)]
-    write_jsonl(tmp_path / "train.jsonl", rows)
-    config = recipes.tfidf(train=str(tmp_path / "train.jsonl"), kind="multi-label").model_dump(mode="json")
-    export = run(load_config(apply_overrides(config, ["baseline.c=[3.0]", "threads=1"])), out=tmp_path / "run").export
+    export = fit_several_labels(rows, tmp_path)
     refused = error_line(cramlm("predict", export, tmp_path / "train.jsonl", "-o", tmp_path / "out.csv"), 2)
     assert "label 'a|b' contains |, which separates the labels of a cell; pass -o FILE.jsonl" in refused
     assert not (tmp_path / "out.csv").exists()

@@ -24,7 +24,7 @@ from cramlm.inference.folders import columns_of
 from cramlm.inference.predictor import Predictor
 from cramlm.records import Example
 from cramlm.serving.batching import load_model
-from jsonl import write_jsonl
+from jsonl import read_json, write_jsonl
 from server_process import LABELS
 
 NEEDS_PAIRS = "trained on pairs of texts; pass the second text of each"
@@ -88,7 +88,7 @@ def test_attention_is_measured_on_the_texts_or_pairs_of_training(runs: Path, enc
     queries = []
     for columns in ((), ("--text-pair-column", "hypothesis")):
         succeed("attention", folder, runs / "pairs.jsonl", *columns, "-o", tmp_path)
-        queries.append(json.loads((tmp_path / "heads.json").read_text("utf-8"))["export"]["queries"])
+        queries.append(read_json(tmp_path / "heads.json")["export"]["queries"])
     assert (queries[0] == queries[1]) == on_pairs
 
 
@@ -183,13 +183,13 @@ def test_an_onnx_copy_reads_the_columns_of_its_model_and_refuses_other_inputs(
     served = load_model(graph, None)
     with pytest.raises(UsageError, match=NEEDS_PAIRS if on_pairs else NEEDS_NONE):
         served.compute(["one"], [None] if on_pairs else ["two"])
-    settings = json.loads((graph / SETTINGS_FILE).read_bytes())
+    settings = read_json(graph / SETTINGS_FILE)
     assert "premise" not in json.dumps(published_settings(settings)), "names of columns are not published"
     assert are_pairs(published_settings(settings)) is on_pairs
 
 
 def test_an_onnx_folder_that_does_not_say_what_it_reads_accepts_texts_and_pairs(tiny_onnx: Path, tmp_path: Path) -> None:
-    settings = json.loads((tiny_onnx / SETTINGS_FILE).read_bytes())
+    settings = read_json(tiny_onnx / SETTINGS_FILE)
     copy = Path(shutil.copytree(tiny_onnx, tmp_path / "copy", ignore=shutil.ignore_patterns("manifest.json")))
     (copy / SETTINGS_FILE).write_text(
         json.dumps({name: value for name, value in settings.items() if name not in ("pairs", "config")}), "utf-8"
@@ -213,7 +213,7 @@ def test_the_report_shows_both_texts_of_a_mistake_one_below_the_other(tmp_path: 
 
 def test_the_hub_learns_that_a_model_reads_pairs_but_no_names_of_columns(encoder: tuple[Path, bool]) -> None:
     folder, on_pairs = encoder
-    public = published(json.loads((folder / "provenance.json").read_bytes()))
+    public = published(read_json(folder / "provenance.json"))
     assert are_pairs(public) is on_pairs
     assert "premise" not in json.dumps(public)
 

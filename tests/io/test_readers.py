@@ -5,10 +5,10 @@ import json
 import re
 import subprocess
 import tracemalloc
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,7 +21,7 @@ from cramlm.errors import DataError, UsageError
 from cramlm.io.parquet import ParquetFile
 from cramlm.io.paths import stamp_file
 from cramlm.io.readers import MANY_LINES, Reader, Table
-from cramlm.io.rows import Column, Row, RowCounts
+from cramlm.io.rows import Column, RowCounts
 from cramlm.records import Event
 
 COLUMNS = (Column("text"), Column("label", "label", flag="--label-column"))
@@ -403,7 +403,7 @@ def test_a_parquet_file_with_a_dictionary_page_outside_of_it_is_damaged(tmp_path
 def test_an_error_that_the_consumer_of_parquet_rows_raises_is_not_reported_as_damage(tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "a.parquet", {"text": ["a", "b"]})
     counts = RowCounts(path, None)
-    generator = cast("Generator[Row, None, None]", ParquetFile(stamp_file(path)).rows((Column("text"),), counts, limit=1000))
+    generator = ParquetFile(stamp_file(path)).rows((Column("text"),), counts, limit=1000)
     next(generator)
     with pytest.raises(UnicodeDecodeError):
         generator.throw(UnicodeDecodeError("utf-8", b"\xff", 0, 1, "of the consumer"))

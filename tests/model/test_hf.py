@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import unicodedata
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from cramlm.model.huggingface import folder as hf
 from cramlm.model.model import Model, ModelSpec, build_model
 from cramlm.model.operations import Dropout
 from cramlm.model.tokenizer import Tokenizer
+from jsonl import read_json
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # raised inside transformers while it loads
 
@@ -166,7 +166,7 @@ def test_a_saved_classifier_loads_with_equal_weights_labels_and_predictions(mode
         assert file.read_bytes() == (tmp_path / "two" / file.name).read_bytes(), file.name
     names = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
     assert {file.name for file in (tmp_path / "one").iterdir()} == names
-    ids = json.loads((tmp_path / "one" / "config.json").read_text("utf-8"))["label2id"]
+    ids = read_json(tmp_path / "one" / "config.json")["label2id"]
     assert ids == {label: index for index, label in enumerate(LABELS)}
     loaded = hf.load_classifier(tmp_path / "one")
     assert (loaded.labels, loaded.max_length, loaded.tokenizer.fingerprint) == (LABELS, 48, tokenizer.fingerprint)

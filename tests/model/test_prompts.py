@@ -97,15 +97,8 @@ def test_scores_do_not_depend_on_masked_or_unprompted_text_in_the_batch(tokenize
     special = SpecialIds(tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id, tokenizer.vocab_size, tokenizer.unk_id)
     labelled = read_texts(prompt, tokenizer, ["aspirin reduces pain", "the river bank"], None, max_length=16)
     plain = tokenizer.sequences(["water of the river", "protein acts strongly on cell"], max_length=16, cut="truncate")
-    external = np.array([False, False, True, True])
-    batch = pack(
-        [*labelled, *plain],
-        labels=np.array([0, 1, -1, -1]),
-        external=external,
-        row_length=16,
-        pad_id=0,
-        soft_labels=np.zeros((4, 2), np.float32),
-    )
+    labels, soft_labels = np.array([0, 1, -1, -1]), np.zeros((4, 2), np.float32)
+    batch = pack([*labelled, *plain], labels=labels, external=labels < 0, row_length=16, pad_id=0, soft_labels=soft_labels)
     phase = PhaseConfig(name="joint", external=1, task=1, terms=(Mlm(), Classify()), max_length=16, dropout=0.0)
     masked = mask(batch, phase.masking, np.random.default_rng(3), special, where=batch.external, rate=0.5)
     (whole,) = in_parts(masked, 1)

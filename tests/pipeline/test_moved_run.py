@@ -18,7 +18,7 @@ from cramlm.reporting.page import report_page
 from cramlm.retrieval.selection import SelectionTable
 from cramlm.storage.artifacts import MANIFEST
 from hub_stand_in import running_hub
-from jsonl import write_jsonl, write_labelled
+from jsonl import read_json, write_jsonl, write_labelled
 from server_process import serving
 from tiny_task import tiny_config, write_task
 
@@ -111,7 +111,7 @@ def test_export_onnx_checks_on_the_stored_texts(moved: Path, tmp_path: Path) -> 
         pytest.importorskip(package, reason=f"{package} is missing: pip install 'cramlm[onnx]'")
     only_an_encoder(moved)
     succeed("export", moved, "--format", "onnx")
-    assert json.loads((moved / "onnx/onnx.json").read_bytes())["checked_texts"] == 32
+    assert read_json(moved / "onnx/onnx.json")["checked_texts"] == 32
     np.testing.assert_allclose(predictions(moved / "onnx", tmp_path), predictions(moved, tmp_path), atol=1e-4)
     assert json.loads(printed("evaluate", moved / "onnx", labelled(tmp_path), "--json"))["accuracy"] == 1.0
 

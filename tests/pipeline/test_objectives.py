@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from commands import cramlm, error_line, succeed
 from cramlm.config.run import load_config, to_toml
 from cramlm.inference.predictor import Predictor
 from cramlm.storage.artifacts import open_artifact
-from jsonl import read_jsonl
+from jsonl import read_json, read_jsonl
 from tiny_task import TOPICS, tiny_config, write_task
 
 COMMON = {
@@ -87,7 +86,7 @@ def test_one_run_has_a_phase_of_every_text_term_and_exports_the_native_class(tmp
         "rtd": generator | detection | labels,
         "finetune": labels,
     }
-    assert json.loads((run / "export/config.json").read_bytes())["architectures"] == ["ModernBertForSequenceClassification"]
+    assert read_json(run / "export/config.json")["architectures"] == ["ModernBertForSequenceClassification"]
     assert (run / "export/mlm/model.safetensors").is_file()  # a [MASK] was learnt in the hybrid phase
     answers = Predictor.load(run / "export").predict(["wave ship harbour sailor", "summit ridge valley climber"])
     assert [answer.label for answer in answers] == ["sea", "hill"]
@@ -106,11 +105,11 @@ def test_selective_masking_is_phases_with_token_labels_and_scores_between_them(t
     ]
     run = fit(tmp_path, phases=phases, head={"token_classifier": True})
     assert terms_of(run)["scorer"] == {"important_tokens_task"}
-    words = json.loads((run / "token-labels-3-scorer/words.json").read_bytes())
+    words = read_json(run / "token-labels-3-scorer/words.json")
     assert words["texts_used"] > 20
     topical = [word for word in list(words["important"])[:10] if any(word in topic for topic in TOPICS.values())]
     assert len(topical) >= (8 if kind == "scored" else 5)  # of the words that tell the topics apart; 24 of 44
     assert np.load(run / "token-scores-4-taskpt/external.npy").dtype == np.float32
-    key = json.loads((run / "phase-4-taskpt/manifest.json").read_bytes())["key"]
+    key = read_json(run / "phase-4-taskpt/manifest.json")["key"]
     assert key["start"] == open_artifact(run / "phase-1-genept", kind="phase").fingerprint
     assert key["token_importance"] == open_artifact(run / "token-scores-4-taskpt", kind="token-scores").fingerprint

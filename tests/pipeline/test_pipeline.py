@@ -20,7 +20,7 @@ from safetensors.numpy import load_file
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from cramlm import recipes
-from cramlm.config.run import BaselineConfig, RunConfig, TokenizerConfig, load_config, to_toml
+from cramlm.config.run import RunConfig, TokenizerConfig, load_config, to_toml
 from cramlm.data.task import read_task
 from cramlm.errors import Stopped, UsageError
 from cramlm.evaluation.kinds import KINDS
@@ -37,8 +37,8 @@ from cramlm.records import Event, counting
 from cramlm.retrieval.selection import SelectionTable
 from cramlm.storage.artifacts import hash_file, verify
 from cramlm.text.markers import Markers
-from jsonl import read_jsonl, write_jsonl
-from tiny_task import TOPICS, task_paths, tiny_config, write_task
+from jsonl import read_json, read_jsonl, write_jsonl
+from tiny_task import TOPICS, quick, task_paths, tiny_config, write_task
 
 WEIGHTS = "export/model.safetensors"
 
@@ -101,7 +101,7 @@ def test_a_run_publishes_every_stage_and_a_model_that_learned_the_task(finished:
     stored = [manifest.parts[-3] for manifest in finished.store.glob("*/*/manifest.json")]
     assert {"parts", "corpora", "indexes"} <= set(stored)
     assert verify(folder) + verify(finished.store) == len(stages) + len(stored)
-    scores = json.loads((folder / "evaluation/scores.json").read_bytes())
+    scores = read_json(folder / "evaluation/scores.json")
     assert scores["models"]["tlm"]["test"]["accuracy"] > 0.8
     assert list(scores["models"]) == ["tlm", "combined", "static", "bayes", "tfidf"]
     assert all({"dev", "test", "fit"} <= set(scores["models"][name]) for name in ("static", "bayes", "tfidf"))
@@ -175,17 +175,13 @@ def test_a_changed_setting_or_test_file_rebuilds_its_stage_and_later_ones_with_a
 
 def test_an_export_reads_the_columns_of_the_last_fit_of_equal_texts(tmp_path: Path) -> None:
     rows = [(f"{topic} {' '.join(TOPICS[topic][n : n + 3])}", topic) for n in range(9) for topic in TOPICS]
-    quick = {"threads": 1, "baseline": BaselineConfig(c=(3.0,))}
 
     def columns(text: str, label: str) -> list[str]:
         renamed = [dict(zip((text, label), row, strict=True)) for row in rows]
-        files = {
-            "train": str(write_jsonl(tmp_path / "train.jsonl", renamed[:12])),
-            "dev": str(write_jsonl(tmp_path / "dev.jsonl", renamed[12:])),
-        }
-        config = recipes.tfidf(**files, text_column=text, label_column=label).model_copy(update=quick)
-        run(config, out=tmp_path / "run", store=tmp_path / "store")
-        found = json.loads((tmp_path / "run/export/provenance.json").read_bytes())["config"]["task"]
+        parts = {"train": renamed[:12], "dev": renamed[12:]}
+        files = {name: str(write_jsonl(tmp_path / f"{name}.jsonl", part)) for name, part in parts.items()}
+        run(quick(recipes.tfidf(**files, text_column=text, label_column=label)), out=tmp_path / "run", store=tmp_path / "store")
+        found = read_json(tmp_path / "run/export/provenance.json")["config"]["task"]
         return [found[name] for name in ("text_column", "label_column")]
 
     assert columns("text", "label") == ["text", "label"]
@@ -196,7 +192,7 @@ def test_an_export_reads_the_columns_of_the_last_fit_of_equal_texts(tmp_path: Pa
 def test_linear_models_are_exported_with_a_small_dev_split_and_scored_on_it_without(tmp_path: Path) -> None:
     paths = write_task(tmp_path / "data", documents=60)
     files = {"train": paths["train"], "test": paths["test"], "corpus": [paths["corpus"]]}
-    config = recipes.static(**files).model_copy(update={"threads": 1, "baseline": BaselineConfig(c=(3.0,))})
+    config = quick(recipes.static(**files))
     run(config, out=tmp_path / "run", store=tmp_path / "store")
     task = read_task(config.task, seed=config.seed)
     for stage, split, examples in (("static", "dev", task.dev), ("static-on-dev", "test", task.test)):
@@ -205,7 +201,7 @@ def test_linear_models_are_exported_with_a_small_dev_split_and_scored_on_it_with
         written = read_jsonl(tmp_path / f"run/evaluation/predictions-{split}.jsonl")
         found = [[row["probabilities"][label] for label in task.labels] for row in written]
         np.testing.assert_allclose(KINDS[task.kind].outputs(logits), found, atol=1e-5)
-    fit = json.loads((tmp_path / "run/static-on-dev/fit.json").read_bytes())
+    fit = read_json(tmp_path / "run/static-on-dev/fit.json")
     assert (fit["train_texts"], fit["held_out_texts"]) == (len(task.train) + len(task.dev), len(task.train))
     card, page = ((tmp_path / "run" / name).read_text("utf-8") for name in ("export/README.md", "report.html"))
     assert f"Chosen on dev and {len(task.train)} training texts out of fold among" in card
@@ -224,14 +220,14 @@ def test_a_self_trained_model_is_exported_with_a_small_dev_split_and_unlabelled_
     texts = [f"{words[n % 2][n % 8]} {words[n % 2][n % 5]} zebra{n % 2}" for n in range(40)]
     write_jsonl(tmp_path / "more.jsonl", [{"text": text} for text in texts])
     files = {"train": paths["train"], "test": paths["test"], "corpus": [paths["corpus"]], "unlabelled": [str(tmp_path / "more.jsonl")]}
-    config = recipes.static(**files).model_copy(update={"threads": 1, "baseline": BaselineConfig(c=(3.0,))})
+    config = quick(recipes.static(**files))
     run(config, out=tmp_path / "run", store=tmp_path / "store")
     task = read_task(config.task, seed=config.seed)
-    fits = [json.loads((tmp_path / f"run/{stage}/fit.json").read_bytes()) for stage in ("static", "static-on-dev")]
+    fits = [read_json(tmp_path / f"run/{stage}/fit.json") for stage in ("static", "static-on-dev")]
     assert [fit["unlabelled_weight"] for fit in fits] == [3, 3]
     assert [fit["train_texts"] for fit in fits] == [len(task.train), len(task.train) + len(task.dev)]
     assert len(np.load(tmp_path / "run/static/held-out-rows.npy")) == len(task.train)
-    assert json.loads((tmp_path / "run/export/provenance.json").read_bytes())["task"]["unlabelled"] == len(task.unlabelled) == 40
+    assert read_json(tmp_path / "run/export/provenance.json")["task"]["unlabelled"] == len(task.unlabelled) == 40
     assert "- Unlabelled texts of the task: 40." in (tmp_path / "run/export/README.md").read_text("utf-8")
     before, after = (LinearModel.load(tmp_path / "run" / name) for name in ("static", "export"))
     assert all({"zebra0", "zebra1"} <= {term for part in model.ngrams.parts for term in part.terms} for model in (before, after))
@@ -249,7 +245,7 @@ def test_an_interrupted_run_ends_with_the_same_bits_and_dev_predictions(
     assert not (tmp_path / "run/.work" / stage).exists()
     for name in (WEIGHTS, "phase-2-finetune/dev-predictions.npy"):
         assert hash_file(tmp_path / "run" / name) == hash_file(finished.run / name)
-    one, two = (json.loads((path / "evaluation/scores.json").read_bytes())["comparison"] for path in (tmp_path / "run", finished.run))
+    one, two = (read_json(path / "evaluation/scores.json")["comparison"] for path in (tmp_path / "run", finished.run))
     assert one == two
 
 
@@ -288,10 +284,10 @@ def test_with_the_baselines_disabled_only_the_models_of_the_teacher_are_fitted_a
     stages = {"tfidf": "baseline", "bayes": "bayes", "static": "static"}
     assert {name for name, stage in stages.items() if (out / stage / "fit.json").is_file()} == set(teachers)
     assert (out / "teacher").exists() == bool(teachers)
-    scores = json.loads((out / "evaluation/scores.json").read_bytes())
+    scores = read_json(out / "evaluation/scores.json")
     assert list(scores["models"]) == list(scores["comparison"]["cross_fitted"]) == ["tlm"]
     assert not list(out.rglob("*-static.jsonl")) + list(out.rglob("*-tfidf.jsonl"))
-    assert all("test" not in json.loads(path.read_bytes()) for path in out.glob("*/fit.json"))
+    assert all("test" not in read_json(path) for path in out.glob("*/fit.json"))
 
 
 def test_no_dev_or_test_text_reaches_selection_tokenizer_or_training(tmp_path: Path) -> None:
@@ -317,27 +313,26 @@ def test_the_threads_of_a_run_are_also_those_of_matrix_products_outside_of_train
             threads.update(pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas")
 
     with threadpool_limits(limits=2, user_api="blas"):
-        run(
-            load_config(shortened(config | {"phases": config["phases"][1:]})),
-            out=tmp_path / "run",
-            store=tmp_path / "store",
-            emit=count_threads,
-        )
+        tuning = load_config(shortened(config | {"phases": config["phases"][1:]}))
+        run(tuning, out=tmp_path / "run", store=tmp_path / "store", emit=count_threads)
     assert threads == {1}
+
+
+def tiny_settings(data: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a config that decide its size and the speed that it is planned with."""
+    config = load_config(data)
+    return {name: getattr(config, name) for name in ("encoder", "tokenizer", "threads", "baseline", "tokens_per_second")}
 
 
 def test_a_budget_sets_all_open_settings_and_a_second_call_keeps_the_plan(tmp_path: Path) -> None:
     paths = write_task(tmp_path / "data", documents=60)
     config = recipes.tlm(corpus=paths["corpus"], train=paths["train"], dev=paths["dev"], budget="4e9flops")
-    tiny = load_config(tiny_config(paths, baseline={"c": [3.0]}))
-    config = config.model_copy(
-        update={name: getattr(tiny, name) for name in ("encoder", "tokenizer", "threads", "baseline", "tokens_per_second")}
-    )
+    config = config.model_copy(update=tiny_settings(tiny_config(paths, baseline={"c": [3.0]})))
     joint, finetune = config.phases
     config = config.model_copy(update={"phases": (joint.model_copy(update={"batch_size": 512}), finetune)})
     seen: list[Event] = []
     first = run(config, out=tmp_path / "run", store=tmp_path / "store", emit=seen.append)
-    schedules = [json.loads((tmp_path / f"run/{name}/schedule.json").read_bytes()) for name in ("schedule", "schedule-2-finetune")]
+    schedules = [read_json(tmp_path / f"run/{name}/schedule.json") for name in ("schedule", "schedule-2-finetune")]
     steps = [schedule["phases"][1]["steps"] for schedule in schedules]
     again = [event.message for event in seen if event.message.startswith("planned again: finetune")]
     assert [message.rpartition("; ")[2] for message in again] == ([f"at the start: {steps[0]} steps"] if steps[0] != steps[1] else [])
@@ -349,10 +344,8 @@ def test_a_budget_sets_all_open_settings_and_a_second_call_keeps_the_plan(tmp_pa
 
 def test_the_steps_change_with_the_encoder_and_the_speed(tmp_path: Path) -> None:
     paths = write_task(tmp_path / "data")
-    tiny = load_config(tiny_config(paths, baseline={"c": [3.0], "enabled": False}))
     recipe = recipes.labels_only(train=paths["train"], dev=paths["dev"], budget="3e9flops")
-    own = {name: getattr(tiny, name) for name in ("encoder", "tokenizer", "threads", "baseline", "tokens_per_second")}
-    narrow = recipe.model_copy(update=own)
+    narrow = recipe.model_copy(update=tiny_settings(tiny_config(paths, baseline={"c": [3.0], "enabled": False})))
 
     def steps(config: RunConfig, folder: str) -> tuple[int | None, list[str]]:
         events: list[Event] = []
@@ -364,9 +357,9 @@ def test_the_steps_change_with_the_encoder_and_the_speed(tmp_path: Path) -> None
     fewer, reasons = steps(wide, "run")
     assert reasons == ["runs again: encoder.hidden 32 -> 64"]
     assert fewer < many
-    slow, quick = (wide.model_copy(update={"budget": "7m", "tokens_per_second": speed}) for speed in (40.0, 80.0))
+    slow, fast = (wide.model_copy(update={"budget": "7m", "tokens_per_second": speed}) for speed in (40.0, 80.0))
     few, _ = steps(slow, "run")
-    more, reasons = steps(quick, "run")
+    more, reasons = steps(fast, "run")
     assert reasons == ["runs again: tokens_per_second 40.0 -> 80.0"]
     assert more > few
 
@@ -380,7 +373,7 @@ def test_a_run_on_more_text_is_planned_again(tmp_path: Path, changed: str) -> No
     def planned() -> tuple[int, list[str]]:
         config, events = load_config(data), list[Event]()
         plan(RunContext(config, read_task(config.task, seed=1), tmp_path / "run", tmp_path / "store", time.monotonic(), events.append))
-        stored = json.loads((tmp_path / "run/plan/plan.json").read_bytes())
+        stored = read_json(tmp_path / "run/plan/plan.json")
         return stored["cost"]["disk"], [event.message for event in events]
 
     before, _ = planned()
@@ -567,15 +560,15 @@ def test_the_logit_adjustment_is_in_the_exported_bias_unless_disabled(tmp_path: 
     config = tiny_config(paths)
     config["encoder"]["embedding_init"] = "cooccurrence"  # encoders that start nearer to the teacher need no adjustment
     run(load_config(config), out=tmp_path / "run", store=tmp_path / "store")
-    adjustment = json.loads((tmp_path / "run/logit-adjustment/logit-adjustment.json").read_bytes())
+    adjustment = read_json(tmp_path / "run/logit-adjustment/logit-adjustment.json")
     trained = load_file(tmp_path / "run/phase-2-finetune/model.safetensors")["classifier.classifier.bias"]
     exported = load_file(tmp_path / "run" / WEIGHTS)["classifier.bias"]
     assert adjustment["tau"] > 0
     assert adjustment["after"] > adjustment["before"]
     np.testing.assert_allclose(exported - trained, [adjustment["values"]["hill"], adjustment["values"]["sea"]], atol=1e-6)
-    scores = json.loads((tmp_path / "run/evaluation/scores.json").read_bytes())
+    scores = read_json(tmp_path / "run/evaluation/scores.json")
     assert scores["models"]["tlm"]["dev"]["macro_f1"] == pytest.approx(adjustment["after"])
-    phase = json.loads((tmp_path / "run/phase-2-finetune/phase.json").read_bytes())
+    phase = read_json(tmp_path / "run/phase-2-finetune/phase.json")
     assert phase["best_score"] == pytest.approx(adjustment["after"])  # evaluations during training have the adjustment too
 
     run(load_config({**config, "logit_adjustment": "none"}), out=tmp_path / "as trained", store=tmp_path / "store")
@@ -592,13 +585,13 @@ def test_unlabelled_texts_are_queries_and_passages_of_every_stage_that_reads_raw
     run(load_config(config), out=tmp_path / "run", store=tmp_path / "store")
 
     folder = tmp_path / "run"
-    assert json.loads((folder / "selection/report.json").read_bytes())["queries"]["texts"] == 40 + 30
+    assert read_json(folder / "selection/report.json")["queries"]["texts"] == 40 + 30
     retrieved = len(SelectionTable.open(folder / "selection"))
     assert len(np.load(folder / "tokens/passages-offsets.npy")) - 1 == retrieved + 30
     assert len(np.load(next((folder / "teacher").glob("passages-*.npy")))) >= retrieved + 30
-    assert "zebra7" in json.loads((folder / "bayes/linear.json").read_bytes())["terms"]["unigrams"]
-    assert json.loads((folder / "baseline/fit.json").read_bytes())["train_texts"] == 40
-    assert json.loads((folder / "static/fit.json").read_bytes())["unlabelled_weight"] == 3
+    assert "zebra7" in read_json(folder / "bayes/linear.json")["terms"]["unigrams"]
+    assert read_json(folder / "baseline/fit.json")["train_texts"] == 40
+    assert read_json(folder / "static/fit.json")["unlabelled_weight"] == 3
 
     events = events_of(config | {"task": tiny_config(paths)["task"]}, folder, tmp_path / "store")
     of_kind = {kind: {event.stage for event in events if event.kind == kind} for kind in ("up_to_date", "stale")}

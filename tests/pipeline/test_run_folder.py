@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
@@ -31,7 +31,7 @@ from cramlm.pipeline.run_folder import (
 from cramlm.records import Event, silent
 from cramlm.reporting.record import read_run
 from cramlm.storage.artifacts import hash_file, publish, verify
-from jsonl import read_jsonl
+from jsonl import read_json, read_jsonl
 from tiny_task import tiny_config, write_task
 
 
@@ -157,7 +157,7 @@ def test_another_task_is_refused_with_a_remedy(place: Path, monkeypatch: pytest.
 
 def test_a_run_without_a_stored_task_is_identified_by_its_stages(place: Path) -> None:
     folder = kept(place / "run", config_of())
-    task = json.loads((folder / "task/manifest.json").read_bytes())["key"]["task"]
+    task = read_json(folder / "task/manifest.json")["key"]["task"]
     for name in ("task", "stages.json"):
         shutil.rmtree(folder / name) if (folder / name).is_dir() else (folder / name).unlink()
     publish(folder / "evaluation", kind="evaluation", key={"task": task}, write=lambda target: None)
@@ -222,34 +222,23 @@ def longer() -> RunConfig:
     return config.model_copy(update={"phases": (config.phases[0], config.phases[1].model_copy(update={"steps": 5}))})
 
 
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (lambda: shutil.rmtree("run/phase-2-finetune"), "phase-2-finetune: it is missing"),
-        (lambda: shutil.rmtree("run/export"), "export: it is missing"),
-        (lambda: rewrite("sea/train.jsonl", " old ", " ancient "), "task: "),
-        (lambda: rewrite("sea/corpus.jsonl", " old ", " new "), "corpus: it is missing"),
-        (lambda: rewrite("sea/corpus.jsonl", " old ", " ancient "), "plan: texts.corpus_bytes"),
-        (lambda: Path("sea/corpus.jsonl").unlink(), "corpus.jsonl"),
-        (lambda: Path("sea/dev.jsonl").unlink(), "dev.jsonl"),
-        (lambda: Path("run/evaluation/scores.json").write_text("{}"), "scores.json: damaged"),
-        (lambda: [shutil.rmtree(path) for path in Path("store/parts").iterdir() if path.is_dir()], "parts of it are missing"),
-        (lambda: Path("run/stages.json").unlink(), "stopped before its end"),
-    ],
-    ids=[
-        "a phase",
-        "the export",
-        "training texts",
-        "raw text",
-        "more raw text",
-        "no raw text",
-        "no dev file",
-        "damage",
-        "parts",
-        "no record",
-    ],
-)
-def test_unfinished_names_the_first_stage_that_a_run_builds(copied: Path, change: Any, reason: str) -> None:
+CHANGES: dict[str, tuple[Callable[[], object], str]] = {
+    "a phase": (lambda: shutil.rmtree("run/phase-2-finetune"), "phase-2-finetune: it is missing"),
+    "the export": (lambda: shutil.rmtree("run/export"), "export: it is missing"),
+    "training texts": (lambda: rewrite("sea/train.jsonl", " old ", " ancient "), "task: "),
+    "raw text": (lambda: rewrite("sea/corpus.jsonl", " old ", " new "), "corpus: it is missing"),
+    "more raw text": (lambda: rewrite("sea/corpus.jsonl", " old ", " ancient "), "plan: texts.corpus_bytes"),
+    "no raw text": (lambda: Path("sea/corpus.jsonl").unlink(), "corpus.jsonl"),
+    "no dev file": (lambda: Path("sea/dev.jsonl").unlink(), "dev.jsonl"),
+    "damage": (lambda: Path("run/evaluation/scores.json").write_text("{}"), "scores.json: damaged"),
+    "parts": (lambda: [shutil.rmtree(path) for path in Path("store/parts").iterdir() if path.is_dir()], "parts of it are missing"),
+    "no record": (lambda: Path("run/stages.json").unlink(), "stopped before its end"),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_unfinished_names_the_first_stage_that_a_run_builds(copied: Path, what: str) -> None:
+    change, reason = CHANGES[what]
     change()
     assert reason in str(unfinished(small_config(), out=Path("run"), store="store"))
 
@@ -390,7 +379,7 @@ def test_fit_into_the_folder_of_another_task_exits_2_and_replaces_it_only_with_o
     assert {path: hash_file(path) for path in Path("run").rglob("*") if path.is_file()} == before
     assert fit("--out", "run", "--overwrite").returncode == 0
     assert load_task(Path("run")).labels == ("lake", "sea")
-    assert json.loads(Path("run/export/config.json").read_bytes())["label2id"] == {"lake": 0, "sea": 1}
+    assert read_json(Path("run/export/config.json"))["label2id"] == {"lake": 0, "sea": 1}
     assert verify(Path("run"))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections import Counter
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from cramlm.pipeline.run import run
 from cramlm.pipeline.stages.teacher import SOFT_LABELS
 from cramlm.records import Emit, Event
 from cramlm.storage.artifacts import hash_file, verify
+from jsonl import read_json
 from tiny_task import task_paths, tiny_config, write_task
 
 ALL = set(SHARED) - {SOFT_LABELS} | {"teacher"}  # names of stages: events have that of the whole stage
@@ -103,7 +103,7 @@ def test_an_equal_run_in_another_folder_links_what_precedes_training_and_trains_
     one, two = first.folder / "run-1", again.fit()
     assert again.reused() == ALL
     for stage in ALL - {"teacher"}:
-        manifests = [json.loads((folder / stage / "manifest.json").read_bytes()) for folder in (one, two)]
+        manifests = [read_json(folder / stage / "manifest.json") for folder in (one, two)]
         assert manifests[0] == manifests[1]
         for file in manifests[0]["files"]:
             assert (one / stage / file).samefile(two / stage / file) == (Path(file).suffix not in (".json", ".jsonl"))

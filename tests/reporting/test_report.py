@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from jinja2 import UndefinedError
 
 from cramlm import recipes
-from cramlm.config.run import apply_overrides, load_config
+from cramlm.config.run import load_config
 from cramlm.errors import ArtifactError
 from cramlm.linear.files import read_setting
 from cramlm.pipeline.run import run
@@ -30,8 +30,8 @@ from cramlm.reporting.comparison import compare_runs, names_of, sign_test
 from cramlm.reporting.page import environment, refresh_report, report_page, write_report
 from cramlm.reporting.record import read_run
 from damaging import edit_json
-from jsonl import read_jsonl, write_jsonl
-from tiny_task import tiny_config, write_task
+from jsonl import read_json, read_jsonl, write_jsonl
+from tiny_task import quick, tiny_config, write_task
 
 HOSTILE = (
     "wave ship </script><script>document.title='broken'</script><img src=x onerror=\"document.title='broken'\"> \u202e\u2066reef\x00 "
@@ -74,6 +74,10 @@ class Page(HTMLParser):
     @property
     def words(self) -> str:
         return " ".join(" ".join(self.text).split())
+
+    def lacks(self, *phrases: str) -> list[str]:
+        """Return those of the phrases that the page does not show."""
+        return [phrase for phrase in phrases if phrase not in self.words]
 
 
 def passage(text: str, **settings: Any) -> str:
@@ -158,19 +162,17 @@ def test_text_from_data_is_shown_isolated_and_shortened_and_never_becomes_markup
 
 
 def test_scores_are_shown_with_intervals_baselines_and_without_leaked_rows(reported: Path, page: Page) -> None:
-    scores = json.loads((reported / "evaluation/scores.json").read_bytes())
-    words = page.words
+    scores = read_json(reported / "evaluation/scores.json")
     for name, entry in scores["models"].items():
         low, high = entry["test"]["intervals"]["macro_f1"]
-        assert name in words
-        assert f"{100 * entry['test']['macro_f1']:.1f} {100 * low:.1f}–{100 * high:.1f}" in words
-    assert "1 of 19 test rows are also in train" in words
-    assert all("test was scored once." in text for text in (words, (reported / "export/README.md").read_text("utf-8")))
-    assert f"rows the macro-F1 of combined is {100 * scores['models']['combined']['test_leak_free']['macro_f1']:.1f} instead of" in words
+        assert not page.lacks(name, f"{100 * entry['test']['macro_f1']:.1f} {100 * low:.1f}–{100 * high:.1f}")
+    leak_free = f"rows the macro-F1 of combined is {100 * scores['models']['combined']['test_leak_free']['macro_f1']:.1f} instead of"
+    assert not page.lacks("1 of 19 test rows are also in train", "test was scored once.", leak_free)
+    assert "test was scored once." in (reported / "export/README.md").read_text("utf-8")
 
 
 def test_the_page_shows_the_verdict_its_scores_and_the_settings_of_the_linear_models(reported: Path, page: Page) -> None:
-    scores = json.loads((reported / "evaluation/scores.json").read_bytes())
+    scores = read_json(reported / "evaluation/scores.json")
     assert scores["verdict"] in page.words
     assert set(scores["comparison"]["cross_fitted"]) == {"tlm", "combined", "static", "bayes", "tfidf"}
     for name, score in scores["comparison"]["cross_fitted"].items():
@@ -179,7 +181,7 @@ def test_the_page_shows_the_verdict_its_scores_and_the_settings_of_the_linear_mo
         own = f"{name} (predicts)" if name == "combined" else name
         assert f"{own} {100 * dev['macro_f1']:.1f} {100 * low:.1f}–{100 * high:.1f} {100 * score:.1f}" in page.words
     for name, stage in (("static", "static"), ("bayes", "bayes"), ("tfidf", "baseline")):
-        fit = json.loads((reported / stage / "fit.json").read_bytes())
+        fit = read_json(reported / stage / "fit.json")
         uses = fit["variant"].replace("union", "tokens and characters") + (" and word vectors" if name == "static" else "")
         assert f"{name} {uses} {read_setting(fit)} {fit['tau']:g} {fit['features']:,}" in page.words
         chosen_on = f"dev and {texts} training texts out of fold" if (texts := fit.get("held_out_texts")) else "dev"
@@ -191,8 +193,7 @@ def test_the_errors_are_those_of_the_model_that_predicts(reported: Path, page: P
     run = read_run(reported)
     assert run.predictor == "combined"
     assert list(run.predictions["test"]) == read_jsonl(reported / "evaluation/predictions-test-combined.jsonl")
-    assert "Errors on test Of combined" in page.words
-    assert "F1 of tlm F1 of static F1 of bayes F1 of tfidf" in page.words
+    assert not page.lacks("Errors on test Of combined", "F1 of tlm F1 of static F1 of bayes F1 of tfidf")
     for label, scores in run.models["combined"]["test"]["per_class"].items():
         own = " ".join(f"{100 * scores[name]:.1f} %" for name in ("f1", "precision", "recall"))
         assert f"{label} {own} {scores['support']}" in page.words
@@ -206,11 +207,10 @@ def test_the_errors_are_those_of_the_model_that_predicts(reported: Path, page: P
 @pytest.mark.parametrize("name", ["static", "tfidf"])
 def test_the_page_of_a_linear_recipe_has_no_phases(linear_runs: Path, name: str) -> None:
     page = Page((linear_runs / name / "report.html").read_text("utf-8"))
-    scores = json.loads((linear_runs / name / "evaluation/scores.json").read_bytes())
-    assert f"{json.loads((linear_runs / name / 'export/provenance.json').read_bytes())['parameters']:,} parameters" in page.words
-    assert "no training text occurs with different labels" in page.words
-    for phrase in (scores["verdict"], f"{name} (predicts)", "How the linear models were fitted", "linear: n-grams"):
-        assert phrase in page.words
+    scores = read_json(linear_runs / name / "evaluation/scores.json")
+    parameters = f"{read_json(linear_runs / name / 'export/provenance.json')['parameters']:,} parameters"
+    phrases = "no training text occurs with different labels", "How the linear models were fitted", "linear: n-grams"
+    assert not page.lacks(parameters, scores["verdict"], f"{name} (predicts)", *phrases)
     assert "phase" not in page.words.lower().replace("phases (blank)", "").partition("all settings")[0]
     assert "not finished" not in page.words
     assert {"#scores", "#errors"} <= {attributes["href"] for tag, attributes in page.tags if tag == "a"}
@@ -218,18 +218,15 @@ def test_the_page_of_a_linear_recipe_has_no_phases(linear_runs: Path, name: str)
 
 def test_a_comparison_of_runs_shows_each_model_once(tiny_run: Path, linear_runs: Path, tmp_path: Path) -> None:
     encoder, linear = tiny_run / "run", [linear_runs / "static", linear_runs / "tfidf"]
-    words = Page(write_report([encoder, linear[0]], tmp_path / "two.html").read_text("utf-8")).words
-    assert "tfidf (fitted in run)" in words
-    assert "tlm (fitted in run)" in words
-    assert "static (fitted in" not in words
-    assert "not comparable" not in words
-    words = Page(write_report([encoder, *linear], tmp_path / "three.html").read_text("utf-8")).words
-    assert "tfidf (fitted in" not in words
-    assert "static (fitted in" not in words
-    assert "3 runs side by side" in words
-    parameters = [json.loads((run / "export/provenance.json").read_bytes())["parameters"] for run in (encoder, *linear)]
+    page = Page(write_report([encoder, linear[0]], tmp_path / "two.html").read_text("utf-8"))
+    absent = ["static (fitted in", "not comparable"]
+    assert page.lacks("tfidf (fitted in run)", "tlm (fitted in run)", *absent) == absent
+    page = Page(write_report([encoder, *linear], tmp_path / "three.html").read_text("utf-8"))
+    absent = ["tfidf (fitted in", "static (fitted in"]
+    assert page.lacks("3 runs side by side", *absent) == absent
+    parameters = [read_json(run / "export/provenance.json")["parameters"] for run in (encoder, *linear)]
     assert min(parameters) < 50_000, "0.0 million"
-    assert all(f"{number:,}" in words for number in parameters)
+    assert not page.lacks(*(f"{number:,}" for number in parameters))
 
 
 def test_a_comparison_of_runs_is_of_the_models_that_predict(tiny_run: Path, linear_runs: Path, tmp_path: Path) -> None:
@@ -245,9 +242,7 @@ def test_a_comparison_of_runs_is_of_the_models_that_predict(tiny_run: Path, line
     assert against["only_first"] - against["only_this"] == sum(first) - sum(second)
     html = write_report(runs, tmp_path / "runs.html").read_text("utf-8")
     assert '<th scope="col" class="text">recommended</th>' in html, "which the script sorts as text"
-    page = Page(html)
-    assert "run: combined" in page.words
-    assert "Each run is compared by the model that predicts" in page.words
+    assert not Page(html).lacks("run: combined", "Each run is compared by the model that predicts")
     assert "1 run side by side" in Page(write_report([runs[0]] * 2, tmp_path / "one.HTM").read_text("utf-8")).words
 
 
@@ -255,8 +250,7 @@ def test_a_comparison_of_runs_is_of_the_models_that_predict(tiny_run: Path, line
 def test_runs_on_other_training_texts_are_comparable_and_runs_scored_on_other_texts_are_not(split: str, tmp_path: Path) -> None:
     paths = write_task(tmp_path / "data", documents=0)
     for name in ("before", "after"):
-        config = recipes.tfidf(**{each: paths[each] for each in ("train", "dev", "test")})
-        run(load_config(apply_overrides(config.model_dump(mode="json"), ["baseline.c=[3.0]"])), out=tmp_path / name)
+        run(quick(recipes.tfidf(**{each: paths[each] for each in ("train", "dev", "test")})), out=tmp_path / name)
         write_jsonl(Path(paths[split]), [*read_jsonl(Path(paths[split])), {"text": "wave ship harbour", "label": "sea"}])
     runs = [tmp_path / "before", tmp_path / "after"]
     words = Page(write_report(runs, tmp_path / "runs.html").read_text("utf-8")).words
@@ -267,11 +261,9 @@ def test_runs_on_other_training_texts_are_comparable_and_runs_scored_on_other_te
 def test_a_dev_split_that_is_too_small_for_thresholds_is_named(reported: Path, page: Page, tmp_path: Path) -> None:
     paths = write_task(tmp_path / "data", documents=0)
     write_jsonl(Path(paths["dev"]), read_jsonl(Path(paths["dev"]))[:6])
-    config = recipes.tfidf(**{each: paths[each] for each in ("train", "dev", "test")})
-    small = run(load_config(apply_overrides(config.model_dump(mode="json"), ["baseline.c=[3.0]"])), out=tmp_path / "run").path
-    sentence = "Dev has 6 texts, too few to choose a threshold on (at least 10)."
-    assert sentence in Page(report_page(small)).words
-    assert "too few to choose a threshold" not in page.words
+    small = run(quick(recipes.tfidf(**{each: paths[each] for each in ("train", "dev", "test")})), out=tmp_path / "run").path
+    assert not Page(report_page(small)).lacks("Dev has 6 texts, too few to choose a threshold on (at least 10).")
+    assert page.lacks("too few to choose a threshold")
 
 
 def test_the_page_of_an_unchanged_run_is_identical_and_not_written_again(copied: Path) -> None:
@@ -286,12 +278,10 @@ def test_the_page_of_an_unchanged_run_is_identical_and_not_written_again(copied:
 
 
 def test_a_run_of_compare_whose_folder_is_its_seed_is_titled_by_recipe_and_seed(copied: Path) -> None:
-    assert json.loads((copied / "export/provenance.json").read_bytes())["config"]["seed"] == 3
+    assert read_json(copied / "export/provenance.json")["config"]["seed"] == 3
     for name, title in (("3", "tlm seed 3"), ("13", "tlm 13")):
         copied = copied.rename(copied.parent / name)
-        page = Page(report_page(copied))
-        assert title in page.words
-        assert title.replace("tlm ", "tlm: ") in page.words, "of the window"
+        assert not Page(report_page(copied)).lacks(title, title.replace("tlm ", "tlm: ")), "the latter is that of the window"
 
 
 def test_an_error_of_the_page_is_a_warning_after_a_finished_fit(copied: Path) -> None:
@@ -311,32 +301,27 @@ def test_a_labels_only_run_without_test_file_says_what_is_missing_and_exports_no
     export = run(load_config(data), out=tmp_path / "run", store=tmp_path / "store").export
     assert (export / "model.safetensors").is_file()
     assert not (export / "mlm").exists()
-    words = Page((tmp_path / "run/report.html").read_text("utf-8")).words
-    assert "nothing was retrieved" in words
-    assert "There is no test file" in words
-    assert not any("test was scored" in text for text in (words, (export / "README.md").read_text("utf-8")))
-    assert "No linear model was fitted" in words
-    assert "Errors on dev" in words
-    assert "nearest retrieved passages" not in words
+    page, absent = Page((tmp_path / "run/report.html").read_text("utf-8")), ["test was scored", "nearest retrieved passages"]
+    shown = "nothing was retrieved", "There is no test file", "No linear model was fitted", "Errors on dev"
+    assert page.lacks(*shown, *absent) == absent
+    assert "test was scored" not in (export / "README.md").read_text("utf-8")
 
 
 def test_an_unfinished_run_lists_its_finished_stages(copied: Path) -> None:
     for stage in ("phase-2-finetune", "logit-adjustment", "evaluation", "export"):
         shutil.rmtree(copied / stage)
     page = Page(report_page(copied))
-    words = page.words
     published = "task, baseline, plan, selection, tokenizer, tokens, embedding, static, bayes, teacher, schedule, phase-1-joint"
-    assert f"This run is not finished. Finished stages: {published}. Run the same cramlm fit again to continue." in words
+    unfinished = f"This run is not finished. Finished stages: {published}. Run the same cramlm fit again to continue."
+    assert not page.lacks(unfinished, "The model is not evaluated yet.", "There are no predictions yet.")
     assert ("html body header p code", "cramlm fit") in page.inside
-    assert "The model is not evaluated yet." in words
-    assert "There are no predictions yet." in words
 
 
 def test_a_run_without_a_copy_of_its_task_is_shown_without_texts(copied: Path) -> None:
     shutil.rmtree(copied / "task")
-    words = Page(report_page(copied)).words
-    assert "has no copy of the task" in words
-    assert "The texts are not shown" in words or "There are no mistakes" in words
+    page = Page(report_page(copied))
+    assert not page.lacks("has no copy of the task")
+    assert len(page.lacks("The texts are not shown", "There are no mistakes")) < 2
 
 
 @pytest.mark.parametrize(
@@ -399,12 +384,9 @@ def test_a_passage_is_shown_with_the_unlabelled_text_that_retrieved_it(tmp_path:
     paths = write_task(tmp_path / "data", documents=60)
     write_jsonl(tmp_path / "more.jsonl", [{"text": f"the lighthouse of the island {number}"} for number in range(40)])
     config = recipes.bayes(corpus=[paths.pop("corpus")], unlabelled=[str(tmp_path / "more.jsonl")], **paths)
-    quick = apply_overrides(config.model_dump(mode="json"), ["retriever.top_k=1", "baseline.c=[3.0]", "threads=1"])
-    page = Page(report_page(run(load_config(quick), out=tmp_path / "run", store=tmp_path / "store").path))
-    assert "the lighthouse of the island" in page.words
-    assert "unlabelled texts of the task" in page.words
-    assert "40 unlabelled texts of the task retrieved passages, too, and were read as passages are." in page.words
-    assert "more.jsonl unlabelled: texts 40 " in page.words
+    page = Page(report_page(run(quick(config, "retriever.top_k=1"), out=tmp_path / "run", store=tmp_path / "store").path))
+    read = "40 unlabelled texts of the task retrieved passages, too, and were read as passages are."
+    assert not page.lacks("the lighthouse of the island", read, "more.jsonl unlabelled: texts 40 ")
 
 
 def test_a_long_passage_shows_the_part_with_the_shared_words() -> None:
@@ -421,10 +403,8 @@ def test_a_comparison_of_runs_shows_the_settings_that_differ(reported: Path, cop
     (copied / "run.toml").write_bytes(toml)
     edit_json(copied / "stages.json", config=hashlib.sha256(toml).hexdigest())  # as if the run were of these settings
     page = Page(write_report([reported, copied], tmp_path / "runs.html").read_text("utf-8"))
-    assert "2 runs side by side" in page.words
-    assert "retriever.top_k 20 30" in page.words
-    assert "phases[joint].steps" not in page.words
-    assert "not comparable" not in page.words
+    absent = ["phases[joint].steps", "not comparable"]
+    assert page.lacks("2 runs side by side", "retriever.top_k 20 30", *absent) == absent
 
 
 def test_long_names_that_differ_at_their_ends_differ_in_a_plot() -> None:
@@ -553,12 +533,10 @@ def test_in_a_browser_the_page_has_no_errors_or_requests_and_tables_sort_unfold_
     assert table.locator("tbody tr:visible").count() == 10
     rows = table.locator("tbody tr").count()
     header = table.locator("thead th").nth(1)
-    header.locator("button").click()
-    figures = [float(text.replace(",", "")) for text in table.locator("tbody tr td:nth-child(2)").all_text_contents()]
-    assert (header.get_attribute("aria-sort"), figures) == ("descending", sorted(figures, reverse=True))
-    header.locator("button").click()
-    figures = [float(text.replace(",", "")) for text in table.locator("tbody tr td:nth-child(2)").all_text_contents()]
-    assert figures == sorted(figures)
+    for order, is_descending in (("descending", True), ("ascending", False)):
+        header.locator("button").click()
+        figures = [float(text.replace(",", "")) for text in table.locator("tbody tr td:nth-child(2)").all_text_contents()]
+        assert (header.get_attribute("aria-sort"), figures) == (order, sorted(figures, reverse=is_descending))
     table.locator("input").fill("<script>1")
     assert 0 < table.locator("tbody tr:visible").count() < rows
     table.locator("input").fill("")
@@ -629,8 +607,7 @@ def test_a_confusion_matrix_of_thirty_long_labels_fits_the_page_and_the_paper(br
     paths = {split: str(tmp_path / f"{split}.jsonl") for split in ("train", "dev", "test")}
     for split, path in paths.items():
         write_jsonl(Path(path), [{**row, "text": f"{row['text']} {split}"} for row in rows])
-    config = apply_overrides(recipes.tfidf(**paths).model_dump(mode="json"), ["baseline.c=[3.0]"])
-    report = write_report([run(load_config(config), out=tmp_path / "run").path])
+    report = write_report([run(quick(recipes.tfidf(**paths)), out=tmp_path / "run").path])
     shown, _ = open_page(browser, report, viewport={"width": 1100, "height": 900})
     matrix = shown.locator("table.confusion")
     assert matrix.locator("tbody tr").count() == 30

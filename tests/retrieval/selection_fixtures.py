@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from cramlm.records import Emit, Example, Selection, Task, silent
 from cramlm.retrieval.bm25.index import Bm25Index
 from cramlm.retrieval.retrievers import RetrievalContext
 from cramlm.retrieval.selection import SelectionTable, select_documents
-from jsonl import write_jsonl
+from jsonl import read_json, write_jsonl
 
 World = tuple[Corpus, Bm25Index | None]
 
@@ -44,7 +43,7 @@ def select(world: World, task: Task, out: Path, config: RetrieverConfig, *, emit
 
 
 def report_of(folder: Path) -> dict[str, Any]:
-    report: dict[str, Any] = json.loads((folder / "report.json").read_bytes())
+    report: dict[str, Any] = read_json(folder / "report.json")
     return report
 
 

@@ -21,7 +21,7 @@ from cramlm.retrieval.bm25.analysis import Vocabulary
 from cramlm.retrieval.bm25.index import Bm25Index, build_index
 from cramlm.storage.artifacts import MANIFEST, verify
 from damaging import cut, flip
-from jsonl import write_jsonl
+from jsonl import read_json, write_jsonl
 
 TEXTS = [*invented_texts(300, seed=1), "日本語の文", "ẹ̀kọ́", "red " * 300]
 
@@ -46,7 +46,7 @@ def test_the_keys_of_an_index_and_its_segments_hold_the_version_of_unicode(tmp_p
     manifests = sorted(tmp_path.rglob(MANIFEST))
     assert len(manifests) == 2, "the index and a segment"
     for manifest in manifests:
-        assert unicodedata.unidata_version in json.dumps(json.loads(manifest.read_bytes())["key"]), manifest
+        assert unicodedata.unidata_version in json.dumps(read_json(manifest)["key"]), manifest
 
 
 def test_statistics_count_documents_terms_postings_and_tokens_and_a_corpus_may_be_without_a_term(tmp_path: Path) -> None:

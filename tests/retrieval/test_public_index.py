@@ -333,12 +333,6 @@ def test_a_store_with_a_catalog_of_the_user_gets_no_index(tmp_path: Path) -> Non
     assert (tmp_path / "catalog.json").read_text("utf-8") == '{"my": "catalog of books"}'
 
 
-def test_a_file_of_the_user_named_as_that_of_texts_is_kept(tmp_path: Path) -> None:
-    texts = write_lines(tmp_path / "texts.jsonl", {"text": "a red ship"})
-    assert "holds other files (texts.jsonl)" in error_line(command("index", texts, "-o", tmp_path), 2)
-    assert texts.read_text("utf-8") == '{"text": "a red ship"}\n'
-
-
 @pytest.mark.parametrize("left", [("texts.jsonl",), ("texts.jsonl", "parts"), ("texts.jsonl", "parts", "corpora"), ("parts",)])
 def test_an_interrupted_build_is_continued_at_any_stage(tmp_path: Path, left: tuple[str, ...]) -> None:
     finished = cramlm.Index.build(TEXTS, tmp_path / "index")

@@ -14,16 +14,7 @@ from cramlm.data.corpus import Corpus
 from cramlm.errors import DataError
 from cramlm.records import silent
 from cramlm.retrieval.bm25.index import Bm25Index, build_index
-from cramlm.retrieval.ranking import (
-    Proposal,
-    QueryCounts,
-    Ranking,
-    cap_per_query,
-    estimate_tokens,
-    one_each,
-    search_deeper,
-    within_bound,
-)
+from cramlm.retrieval.ranking import Proposal, QueryCounts, Ranking, cap_per_query, estimate_tokens, one_each, search_deeper, within_bound
 from cramlm.retrieval.retrievers import RetrievalContext, build_retriever, take_turns
 
 TEXTS = invented_texts(20, seed=22, words=(3, 12))

@@ -247,14 +247,8 @@ def test_a_selection_with_the_task_s_words_is_nearer_to_it_than_random_text(tmp_
 def test_a_selection_less_like_the_task_than_random_text_is_said_to_be_above_it(tmp_path: Path) -> None:
     events: list[Event] = []
     world = write_corpus(tmp_path, [*OTHER[:20], *(f"{text} {number}" for text in SEA for number in range(20))]), None
-    select(
-        world,
-        make_task(["a ship at the reef", "sailor and tide"]),
-        tmp_path / "out",
-        RandomConfig(max_documents=4),
-        emit=events.append,
-        seed=10,
-    )
+    task = make_task(["a ship at the reef", "sailor and tide"])
+    select(world, task, tmp_path / "out", RandomConfig(max_documents=4), emit=events.append, seed=10)
     assert report_of(tmp_path / "out")["task_likeness"]["kl_reduction"] < 0
     (done,) = [event.message for event in events if event.kind == "done"]
     assert re.search(r"KL\(task \|\| selection\) 0\.\d{3} above that of random text$", done)

@@ -36,29 +36,19 @@ def test_the_strings_that_every_text_has_equally_often_are_markers(pattern: str,
     assert set(markers.strings) == strings
 
 
-@pytest.mark.parametrize(
-    "texts",
-    [
-        marked("%s, (%s) %s: '%s'... -- \"%s\" %s."),
-        marked("¿%s，%s？ “%s” «%s»。"),
-        [*marked("%s <<%s>> %s", 30), *marked("%s %s", 10)],
-        [text + " @" * (number % 3) for number, text in enumerate(marked("%s %s"))],
-        marked("%s <<%s>> %s", MIN_TEXTS - 1),
-        marked("%s | %s | %s | %s"),
-        [""] * 40,
-        [],
-    ],
-    ids=[
-        "punctuation of sentences",
-        "of other scripts",
-        "not in every text",
-        "not equally often",
-        "few texts",
-        "often in a text",
-        "empty",
-        "none",
-    ],
-)
+UNMARKED = {
+    "punctuation of sentences": marked("%s, (%s) %s: '%s'... -- \"%s\" %s."),
+    "of other scripts": marked("¿%s，%s？ “%s” «%s»。"),
+    "not in every text": [*marked("%s <<%s>> %s", 30), *marked("%s %s", 10)],
+    "not equally often": [text + " @" * (number % 3) for number, text in enumerate(marked("%s %s"))],
+    "few texts": marked("%s <<%s>> %s", MIN_TEXTS - 1),
+    "often in a text": marked("%s | %s | %s | %s"),
+    "empty": [""] * 40,
+    "none": [],
+}
+
+
+@pytest.mark.parametrize("texts", UNMARKED.values(), ids=UNMARKED)
 def test_other_texts_have_no_markers(texts: list[str]) -> None:
     assert Markers.find(texts) is None
 
