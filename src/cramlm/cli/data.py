@@ -93,6 +93,7 @@ def check(
     from cramlm.config.run import TaskConfig
     from cramlm.data.task import RowFormat
     from cramlm.data.validation import check_corpus, check_files, describe
+    from cramlm.records import Event
     from cramlm.retrieval.index import Index
     from cramlm.storage.stages import default_store
 
@@ -110,10 +111,14 @@ def check(
     row_format = RowFormat.of(checked(lambda: TaskConfig(train=files[0], **named)))
     config = resolve_corpus_settings(corpus, set_) if corpus else None
     with console_events() as emit:
+        emit(Event("start", "check", f"reading {counted(len(files), 'labelled file')}"))
         train = _read_labelled(files[0], row_format, with_corpus=bool(corpus))
         like_train = replace(row_format, like=f"the training file ({files[0]})")
         held_out = [_read_labelled(file, like_train, with_corpus=bool(corpus)) for file in files[1:]]
+        emit(Event("note", "check", f"checking {counted(sum(len(file.examples) for file in (train, *held_out)), 'row')}"))
+        statistics = [describe(file) for file in (train, *held_out)]
         findings = list(check_files(train, held_out))
+        emit(Event("done", "check", "rows checked"))
         if config is not None:
             bad_rows, read = _read_corpus(config, store or default_store(), emit)
             findings += [*bad_rows, *check_corpus(train, held_out, read)]
@@ -125,7 +130,6 @@ def check(
 
             suspicious = find_suspicious_rows(model, train, emit=emit)
             findings += [row.finding for row in suspicious]
-    statistics = [describe(file) for file in (train, *held_out)]
     problems = sum(finding.severity == "problem" for finding in findings)
     if as_json:
         result: dict[str, Any] = {"files": statistics, "problems": problems, "findings": [asdict(finding) for finding in findings]}

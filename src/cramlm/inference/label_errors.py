@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -149,7 +149,7 @@ def _out_of_fold(train: LabelledFile, folder: Path, emit: Emit) -> tuple[FloatAr
     emit(Event("start", STAGE))
     label_texts = task.label_texts if task is not None else texts_of_labels(model.labels) if train.kind == "classification" else ()
     rows = Task(train.examples, (), (), model.labels, dev_is_split_from_train=False, kind=train.kind, label_texts=label_texts)
-    probabilities = out_of_fold_labels(model, rows, seed=_SEED)
+    probabilities = out_of_fold_labels(model, rows, seed=_SEED, emit=lambda event: emit(replace(event, stage=STAGE)))
     emit(Event("done", STAGE, f"{len(probabilities):,} texts predicted out of fold by the linear model"))
     return probabilities, model.labels
 
