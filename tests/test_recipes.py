@@ -258,10 +258,14 @@ def test_a_checkpoint_is_tuned_at_the_rates_of_the_literature_and_a_narrow_one_a
     ("recipe", "options", "message"),
     [
         ("plm", {}, "the recipe plm starts from pretrained weights; pass init= (--base-model FOLDER"),
-        ("dapt", {"init": "folder", "corpus": None}, "the recipe dapt retrieves from raw text; pass corpus= (--corpus FILES)"),
         *(
-            (recipe, {"corpus": None}, f"{recipe} retrieves from raw text; pass corpus= (--corpus FILES), or take the recipe {instead}")
-            for recipe, instead in (("tlm", "labels-only"), ("static", "tfidf"), ("bayes", "tfidf"))
+            (recipe, options, f"{recipe} retrieves from raw text; pass corpus= (--corpus FILES), or take the recipe {instead}")
+            for recipe, options, instead in (
+                ("tlm", {"corpus": None}, "labels-only"),
+                ("dapt", {"corpus": None, "init": "folder"}, "tapt"),
+                ("static", {"corpus": None}, "tfidf"),
+                ("bayes", {"corpus": None}, "tfidf"),
+            )
         ),
         ("tlm-small", {"init": "folder"}, "trains from scratch; drop init= (--base-model FOLDER), or take the recipe tlm"),
         ("tlm-small:mnli", {}, "'mnli' is not a task of the paper; write tlm-small:TASK with one of agnews, hyperpartisan"),

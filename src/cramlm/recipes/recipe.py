@@ -303,9 +303,6 @@ class Recipe(ABC):
 
     own_options: ClassVar[tuple[str, ...]] = ()
     """Keyword arguments that only this class of recipes takes."""
-    without_corpus: ClassVar[str] = "labels-only"
-    """The recipe to take without raw text."""
-
     name: str
     summary: str
     start: Start = field(default="either", kw_only=True)
@@ -366,6 +363,11 @@ class Recipe(ABC):
             return self.build(inputs, **own)
         except ValidationError as error:
             raise UsageError(explain_validation_error(error)) from error
+
+    @property
+    def without_corpus(self) -> str:
+        """The recipe to take without raw text."""
+        return "tapt" if self.start == "checkpoint" else "labels-only"
 
     @property
     def retrieves(self) -> bool:
@@ -493,11 +495,13 @@ class EncoderRecipe(Recipe):
 class LinearRecipe(Recipe):
     """A linear model of the labelled texts and, with a retriever, of retrieved passages. A budget limits nothing."""
 
-    without_corpus: ClassVar[str] = "tfidf"
-
     model: LinearName
     retriever: RetrieverConfig | None = None
     start: Start = field(default="scratch", kw_only=True)
+
+    @property
+    def without_corpus(self) -> str:
+        return "tfidf"
 
     def reads_corpus(self, init: str | None) -> bool:
         return self.retriever is not None
