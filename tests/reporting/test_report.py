@@ -311,7 +311,7 @@ def test_an_unfinished_run_lists_its_finished_stages(copied: Path) -> None:
     for stage in ("phase-2-finetune", "logit-adjustment", "evaluation", "export"):
         shutil.rmtree(copied / stage)
     page = Page(report_page(copied))
-    published = "task, baseline, plan, selection, tokenizer, tokens, embedding, static, bayes, teacher, schedule, phase-1-joint"
+    published = "task, baseline, plan, selection, tokenizer, tokens, embedding, bayes, static, teacher, schedule, phase-1-joint"
     unfinished = f"This run is not finished. Finished stages: {published}. Run the same cramlm fit again to continue."
     assert not page.lacks(unfinished, "The model is not evaluated yet.", "There are no predictions yet.")
     assert ("html body header p code", "cramlm fit") in page.inside

@@ -56,10 +56,14 @@ def stages_of(config: RunConfig) -> list[str]:
     words = ["word-vectors"] if static or (text and start == "words") else []
     fitted = {"tfidf", *static, *bayes}  # static and bayes are left out without a corpus
     teacher = ["teacher"] if fitted & set(teaching) else []
-    phases = [f"phase-{number}-{phase.name}" for number, phase in enumerate(config.phases, start=1)]
     adjusts = ["logit-adjustment"] if config.logit_adjustment == "dev" and KINDS[config.task.kind].has_prior else []
-    trained = ["tokenizer", "tokens", *words, *embedding, *bayes, *static, *teacher, "schedule", *phases, *adjusts]
+    trained = ["tokenizer", "tokens", *words, *embedding, *bayes, *static, *teacher, "schedule", *phase_stages(config), *adjusts]
     return [*first, "plan", *text, *trained, "evaluation", "export", "report"]
+
+
+def phase_stages(config: RunConfig) -> list[str]:
+    """Return the names of the stages of the phases."""
+    return [f"phase-{number}-{phase.name}" for number, phase in enumerate(config.phases, start=1)]
 
 
 def _retrieval_stages(retriever: RetrieverConfig) -> list[str]:

@@ -18,6 +18,7 @@ from cramlm.data.task import load_task
 from cramlm.errors import ArtifactError, UsageError
 from cramlm.evaluation.confidence import ConfidenceFile
 from cramlm.pipeline.run_folder import RECORD, StageRecord, read_events, read_record
+from cramlm.recipes.describe import phase_stages, stages_of
 from cramlm.records import COMBINED, Example, Task
 from cramlm.retrieval.selection import SelectionTable
 from cramlm.storage.artifacts import MANIFEST, Artifact, open_artifact
@@ -167,10 +168,8 @@ def read_run(path: Path) -> RunRecord:
         config = load_config(read_toml(toml), origin=str(toml))
     except UsageError as error:
         raise ArtifactError(f"{path}: written by another version of cramlm ({error}); write its report with that version") from error
-    phases = [f"phase-{number}-{phase.name}" for number, phase in enumerate(config.phases, start=1)]
-    before = (TASK, "baseline", "plan", "selection", "tokenizer", "tokens", "embedding", "static", "bayes", "teacher", "schedule")
-    kinds = {name: name for name in (*before, *(f"{model}-on-dev" for model in LINEAR_STAGES))}
-    kinds |= dict.fromkeys(phases, "phase") | {name: name for name in ("logit-adjustment", "evaluation", "export")}
+    phases = phase_stages(config)
+    kinds = {name: name for name in (*stages_of(config), *(f"{model}-on-dev" for model in LINEAR_STAGES))} | dict.fromkeys(phases, "phase")
     published = {name: open_artifact(path / name, kind=kind) for name, kind in kinds.items() if (path / name / MANIFEST).is_file()}
     record = read_record(path)
     if published and record is None:

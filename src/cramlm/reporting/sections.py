@@ -42,11 +42,6 @@ from cramlm.text.words import count_words
 Data: TypeAlias = dict[str, Any]
 """Values for a template by name; a template that reads a missing one raises UndefinedError."""
 
-_BEFORE_PHASES = (  # stages in the order of the pipeline
-    *("task", "baseline", "plan", "corpus", "index", "selection", "tokenizer"),
-    *("tokens", "prompt", "embedding", "bayes", "word-vectors", "static", "teacher", "schedule"),
-)
-_AFTER_PHASES = ("logit-adjustment", "tfidf-on-dev", "static-on-dev", "evaluation", "export")
 _LOSS_CHARTS = {
     "mlm": "Masked language modeling",
     "causal": "Causal language modeling",
@@ -160,8 +155,6 @@ def _score_chart(run: RunRecord, split: str, metric: str, title: str) -> Markup:
 
 
 def _settings(run: RunRecord) -> Data:
-    fixed = (*_BEFORE_PHASES, *_AFTER_PHASES)
-    order = (*_BEFORE_PHASES, *(name for name in run.seconds if name not in fixed), *_AFTER_PHASES)
     warnings = dict.fromkeys(str(event.get("message", "")) for event in run.events if event["kind"] == "warning")
     seconds = run.config.limit.seconds
     return {
@@ -170,7 +163,7 @@ def _settings(run: RunRecord) -> Data:
         "model": _model(run),
         "machine": _machine(run),
         "budget": run.config.budget if seconds is None else duration(seconds),
-        "stages": [name for name in order if name in run.seconds],
+        "stages": list(run.seconds),
         "warnings": list(warnings)[:30],
     }
 
