@@ -58,14 +58,7 @@ class LinearPredictor(BasePredictor):
         Raises:
             ArtifactError: naming what is missing, damaged or unsafe in the folder.
         """
-        from cramlm.linear.model import LinearModel  # here: loads SciPy, which an encoder alone does not need
-
-        refuse_pickles(Path(folder))
-        _check_hashes(Path(folder))
-        predictor = cls(LinearModel.load(Path(folder)))
-        predictor.confidence = load_confidence(Path(folder))
-        predictor.trained_on_pairs = are_pairs(read_provenance(Path(folder)))
-        return predictor
+        return _load(Path(folder))
 
     def outputs(self, texts: Sequence[str], pairs: Sequence[str | None] | None) -> FloatArray:
         return KINDS[self.kind].outputs(self.logits(texts, pairs))
@@ -241,15 +234,22 @@ def load_linear(folder: Path, model_part: ModelPart) -> LinearPredictor:
 
 
 def _load_part(folder: Path, name: str) -> LinearPredictor:
-    part = f"{COMBINATION_FOLDER}/{name}"
-    _check_hashes(folder, f"{part}/")
-    predictor = LinearPredictor.load(folder / part)
+    return _load(folder, part=f"{COMBINATION_FOLDER}/{name}/", name=name)
+
+
+def _load(folder: Path, *, part: str = "", name: str | None = None) -> LinearPredictor:
+    """Load the linear model in a published folder. part: before the names of its files. name: of a part in confidence.json."""
+    from cramlm.linear.model import LinearModel  # here: loads SciPy, which an encoder alone does not need
+
+    refuse_pickles(folder / part)
+    _check_hashes(folder, part)
+    predictor = LinearPredictor(LinearModel.load(folder / part))
     predictor.confidence = load_confidence(folder, name)
     predictor.trained_on_pairs = are_pairs(read_provenance(folder))
     return predictor
 
 
-def _check_hashes(folder: Path, part: str = "") -> None:
+def _check_hashes(folder: Path, part: str) -> None:
     """Check the files of a linear model in a published folder. part: before their names."""
     from cramlm.linear.word_vectors import TENSORS_FILE, WORDS_FILE  # here: loads SciPy
 
