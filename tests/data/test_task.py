@@ -82,6 +82,13 @@ def test_a_file_without_labels_is_refused_with_a_remedy_that_skipping_rows_is_no
             read(tmp_path, ROWS, test=[*rows, ("w", "a")])
 
 
+def test_a_file_of_texts_with_several_labels_needs_one_row_that_has_one(tmp_path: Path) -> None:
+    rows = [(f"text {number}", labels) for number, labels in enumerate([["a"], ["b"], ["a", "b"], []] * 3)]
+    with pytest.raises(DataError, match=r"test.jsonl: no row has a label in column 'label'; leave the file out"):
+        read(tmp_path, rows, test=[("x", []), ("y", [])], kind="multi-label")
+    assert len(read(tmp_path, rows, test=[("x", []), ("y", ["b"])], kind="multi-label")[0].test) == 2
+
+
 def test_a_label_with_one_example_is_a_warning(tmp_path: Path) -> None:
     task, events = read(tmp_path, [*ROWS, ("alone", "rare")])
     assert "rare" in {example.label for example in task.train}

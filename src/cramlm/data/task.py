@@ -226,14 +226,16 @@ def read_examples(
                 examples.append(example)
         rows_read += reader.counts.rows_read
         first_reason = first_reason or "".join(f", line {row.line}: {row.reason}" for row in reader.counts.rejected[:1])
+    where = "standard input" if path == STDIN else path
     if not examples:
-        where = "standard input" if path == STDIN else path
         if not rows_read:
             raise DataError(f"{where}: no rows; pass a file with data")
         if unlabelled == rows_read:
             raise DataError(_no_labels(where, columns["label"]))
         rejected = f"the only one was rejected{first_reason}" if rows_read == 1 else f"all {rows_read:,} were rejected{first_reason}"
         raise DataError(f"{where}: no rows left, {rejected}{'' if has_remedy(first_reason) else '; fix it'}")
+    if row_format.kind == "multi-label" and "label" in columns and not any(rules.names(_label(example)) for example in examples):
+        raise DataError(_no_labels(where, columns["label"]))
     return examples
 
 
