@@ -14,6 +14,7 @@ from cramlm import recipes
 from cramlm.config.run import RunConfig
 from cramlm.export.card import model_card
 from cramlm.export.hub import published
+from cramlm.linear.files import Setting
 
 
 def card_data(**changes: Any) -> dict[str, Any]:
@@ -46,7 +47,8 @@ def test_the_front_matter_has_library_task_and_scores_and_a_license_only_if_give
 def test_scores_have_intervals_and_the_rows_of_other_models() -> None:
     given = card_data()
     models = given["scores"]["models"]
-    fit = {"variant": "union", "scheme": "multinomial", "class_weights": "balanced", "c": 30.0, "vector_weight": 0.5, "train_texts": 100}
+    setting = Setting("multinomial", "balanced", 30.0, vector_weight=0.5)
+    fit = {"variant": "union", **setting.as_dict(), "train_texts": 100}
     models["static"] = {"dev": models["mine"]["dev"], "fit": fit}
     models["mine"]["test"]["per_class"][LABELS[0]]["support"] = 4
     given["scores"]["comparison"] = {"cross_fitted": {"static": 0.612, "mine": 0.7}}
@@ -81,7 +83,7 @@ def test_a_card_of_many_labels_and_files_says_how_many_it_leaves_out() -> None:
 
 
 def test_a_static_model_is_not_trained_on_the_passages_that_another_model_retrieved() -> None:
-    fit = {"variant": "words", "scheme": "multinomial", "class_weights": "uniform", "c": 1.0, "vector_weight": 1.0, "vectors": True}
+    fit = {"variant": "words", **Setting("multinomial", "uniform", 1.0, vector_weight=1.0).as_dict(), "vectors": True}
     fit |= {"train_texts": 100, "seconds": 1.0, "tried": [], "tau": 0.0, "features": 900}
     given = card_data(scores={})
     assert "Raw text trained on: 777 passages" in model_card(given)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from cramlm.linear import fit as fit_module
 from cramlm.linear import self_training
 from cramlm.linear.corpus_vectors import WIDTH
 from cramlm.linear.cross_validation import SMALL_DEV
-from cramlm.linear.files import MODEL_FILE
 from cramlm.linear.fit import MAX_VECTOR_VALUES, LinearFit, SearchSpace, fit_linear, fit_reads_seed
 from cramlm.linear.model import LinearModel
 from cramlm.linear.self_training import reads_unlabelled, self_trained, self_training_reads_seed
@@ -133,15 +131,6 @@ def test_a_self_trained_model_predicts_the_same_after_it_was_saved_and_loaded(tm
     assert loaded.setting == model.setting
     dev = [text for text, _ in texts(10, WORDS, seed=5)]
     np.testing.assert_array_equal(loaded.logits(dev), model.logits(dev))
-
-
-def test_models_of_before_self_training_load_without_it(tmp_path: Path) -> None:
-    fit_linear(task(()), SPACE, stage="static").model.save(tmp_path)
-    description = json.loads((tmp_path / MODEL_FILE).read_text("utf-8"))
-    del description["unlabelled_weight"]
-    (tmp_path / MODEL_FILE).write_text(json.dumps(description), "utf-8")
-    setting = LinearModel.load(tmp_path).setting
-    assert setting.unlabelled_weight == 0
 
 
 def test_only_single_labels_and_few_labelled_texts_are_self_trained(monkeypatch: pytest.MonkeyPatch) -> None:

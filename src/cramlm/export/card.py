@@ -215,7 +215,7 @@ def _parts(provenance: Mapping[str, Any], phases: Sequence[PhaseConfig]) -> Iter
     task, teacher = config.get("task", {}), config.get("teacher", {})
     soft_labels = "numbers" if kind == "regression" else "probabilities"
     if linear := [(phase, term) for phase in phases for term in linear_teachers(phase)]:
-        models = ", ".join(_LINEAR[name] for name in teacher.get("models") or ("static",) if name != "bayes" or kind == "classification")
+        models = ", ".join(_LINEAR[name] for name in teacher["models"] if name != "bayes" or kind == "classification")
         models = models.replace("logistic", "ridge") if kind == "regression" else models
         named = " and on the words of the labels' names" if kind == "classification" and task.get("label_names") else ""
         subjects = {"external": "for the raw text", "task": "for the training texts, each held out of its fit"}

@@ -82,8 +82,8 @@ def read_setting(values: Mapping[str, Any]) -> Setting | BayesSetting:
         return BayesSetting(float(values["passage_weight"]), float(values["scale"]))
     if scheme not in get_args(Scheme) or values["class_weights"] not in get_args(ClassWeights):
         raise ValueError("scheme or class_weights is none of the known ones")
-    unlabelled_weight = float(values.get("unlabelled_weight", 0.0))  # missing in models of before self-training
-    return Setting(scheme, values["class_weights"], float(values["c"]), float(values["vector_weight"]), unlabelled_weight)
+    weights = (float(values[name]) for name in ("c", "vector_weight", "unlabelled_weight"))
+    return Setting(scheme, values["class_weights"], *weights)
 
 
 def terms_of(variant: str) -> str:

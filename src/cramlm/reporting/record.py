@@ -105,12 +105,12 @@ class RunRecord:
 
     @cached_property
     def cpu_seconds(self) -> Mapping[str, float]:
-        """As `seconds`, of CPU time; empty if the log is of a version without it."""
-        return self._spent("cpu") if all("cpu" in event for event in self.events) else {}
+        """As `seconds`, of CPU time."""
+        return self._spent("cpu")
 
     @property
     def share_outside_training(self) -> float | None:
-        """Share of the CPU time of all stages that is not of a phase; None if it is unknown or nothing was trained."""
+        """Share of the CPU time of all stages that is not of a phase; None if nothing was trained."""
         total, training = sum(self.cpu_seconds.values()), sum(self.cpu_seconds.get(name, 0.0) for name in self.phases)
         return 1 - training / total if training > 0 else None
 

@@ -398,7 +398,7 @@ def _errors(run: RunRecord, split: str, neighbours: Neighbours | None) -> Data:
     if run.config.task.kind != "classification":
         return {"split": split, "others": others, "calibration": None}
     own = run.predictor_scores[split]
-    labels, cells = list(own["per_class"]), _confusions(own)
+    labels, cells = list(own["per_class"]), own["confusions"]
     wrong = [line for line in run.predictions[split] if line["predicted"] != line["label"]]
     return {
         "split": split,
@@ -411,14 +411,6 @@ def _errors(run: RunRecord, split: str, neighbours: Neighbours | None) -> Data:
         "mistakes": _mistakes(run, wrong, neighbours),
         "cards": _MAX_CARDS,
     }
-
-
-def _confusions(scores: Json) -> Sequence[tuple[int, int, int]]:
-    """Return [true, predicted, texts] for each pair of labels with texts."""
-    if "confusions" not in scores:  # of an earlier version
-        return [(true, predicted, value) for true, row in enumerate(scores["confusion"]) for predicted, value in enumerate(row) if value]
-    cells: Sequence[tuple[int, int, int]] = scores["confusions"]
-    return cells
 
 
 def _matrix(cells: Sequence[tuple[int, int, int]], labels: int) -> list[list[int]]:
