@@ -518,6 +518,8 @@ def test_search_prints_the_measures_of_ir_measures(folder: Path, qrels: str) -> 
     ndcg = 1 / np.log2(3)
     assert json.loads(printed(*arguments, "--json")) == {"queries": 2, "nDCG@10": pytest.approx(ndcg / 2), "R@100": 0.5, "RR": 0.25}
     assert printed(*arguments).splitlines() == [f"nDCG@10  {ndcg / 2:.4f}", "R@100    0.5000", "RR       0.2500"]
+    assert "means over" in command(*arguments).stderr.splitlines()[-1]
+    assert "after the first 5 count as not found; pass --top-k 100 for R@100" in command(*arguments, "--top-k", 5).stderr
     other = write_lines(folder / "other.txt", "q1 0 elsewhere 1")
     assert "no hit is a judged document" in command(*arguments[:-1], other).stderr
     long = write_lines(folder / "long.jsonl", {"id": "hill", "text": "A red hill above the harbour. " * 10})

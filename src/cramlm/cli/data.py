@@ -445,6 +445,8 @@ def search(
             print(f"{counted(sum(map(len, hits.ids)), 'hit')} of {counted(len(ids), 'query', 'queries')}: {run}")
     if judgements is not None:
         _show_measures(hits, ids, judgements, as_json=as_json)
+        if top_k is not None and top_k < 100:
+            print(f"--top-k {top_k}: passages after the first {top_k} count as not found; pass --top-k 100 for R@100", file=sys.stderr)
     elif as_json:
         for name, documents, scores in zip(ids, hits.ids, hits.scores, strict=True):
             print(json.dumps({"query": name, "ids": documents, "scores": [float(f"{score:.9g}") for score in scores]}, ensure_ascii=False))
