@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
@@ -145,6 +146,9 @@ def test_another_task_is_refused_with_a_remedy(place: Path, monkeypatch: pytest.
         UsageError, match=r"run: holds a run on other training texts \(.*/sea/train\.jsonl\); pass another --out, or --over"
     ):
         refuse(folder, config_of("other"))
+    several = replace(read_task(config_of().task, seed=13), kind="multi-label")
+    with pytest.raises(UsageError, match=r"holds a run on a classification task, and sea/train\.jsonl is read as a multi-label task; pass"):
+        refuse_other_task(folder, config_of(), several)
     other_task()
     with pytest.raises(UsageError, match=r"run: holds a run with other labels \('hill', 'sea'\), sea/train\.jsonl has 'lake', 'sea'; pass"):
         refuse(folder, config_of())

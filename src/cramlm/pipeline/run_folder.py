@@ -213,7 +213,9 @@ def refuse_other_task(folder: Path, config: RunConfig, task: Task) -> None:
     if old is None:
         return
     remedy = "pass another --out, or --overwrite to replace that run"
-    if any(old.get(name) != new.get(name) for name in ("kind", "labels")):
+    if (kind := old.get("kind", "classification")) != task.kind:  # the default kind is not in a fingerprint
+        raise UsageError(f"{folder}: holds a run on a {kind} task, and {config.task.train} is read as a {task.kind} task; {remedy}")
+    if old["labels"] != new["labels"]:
         labels = f" ({_brief_labels(load_task(folder))})" if (folder / TASK / MANIFEST).is_file() else ""
         raise UsageError(f"{folder}: holds a run with other labels{labels}, {config.task.train} has {_brief_labels(task)}; {remedy}")
     if old["train"] == new["train"]:
