@@ -97,6 +97,7 @@ def test_a_model_of_numbers_is_refused_without_advice_that_does_not_help(tmp_pat
     for kind in ("classification", "regression"):
         refused = error_line(cramlm("check", train, "--model", tmp_path / "run", "--task-type", kind), 2)
         assert refused.endswith("this is a regression task; leave out --model")
+    assert "reading" not in cramlm("check", train, "--model", tmp_path / "run").stderr
 
 
 def test_in_a_run_of_naive_bayes_its_regression_predicts_the_texts_out_of_fold(linear_runs: Path, tmp_path: Path) -> None:

@@ -104,9 +104,11 @@ def check(
     trained = RowFormat()
     if model is not None:
         from cramlm.inference.folders import columns_of, model_of
+        from cramlm.inference.label_errors import find_suspicious_rows, refuse_numbers
         from cramlm.inference.predictor import kind_in
 
         trained = replace(columns_of(folder := model_of(model)), kind=kind_in(folder))
+        refuse_numbers(trained.kind)  # before files are read
     named: dict[str, Any] = {name: getattr(trained, name) if value is None else value for name, value in asdict(columns).items()}
     row_format = RowFormat.of(checked(lambda: TaskConfig(train=files[0], **named)))
     config = resolve_corpus_settings(corpus, set_) if corpus else None
@@ -126,8 +128,6 @@ def check(
             findings += check_corpus(train, held_out, Index.open(index).corpus)
         suspicious: Sequence[Suspicion] = ()
         if model is not None:
-            from cramlm.inference.label_errors import find_suspicious_rows
-
             suspicious = find_suspicious_rows(model, train, emit=emit)
             findings += [row.finding for row in suspicious]
     problems = sum(finding.severity == "problem" for finding in findings)

@@ -102,7 +102,7 @@ def find_suspicious_rows(path: Path, train: LabelledFile, *, emit: Emit = silent
         UsageError: if the texts have numbers, or the model is of another kind of task or has no linear model beside it. DataError: if a row
         has a label that the model does not have. ArtifactError: if there is no model, or it is damaged.
     """
-    _refuse_numbers(train.kind)
+    refuse_numbers(train.kind)
     folder = model_of(path)
     pairs = [row.text_pair for row in train.examples]
     check_texts([row.text for row in train.examples], pairs, trained_on_pairs=are_pairs(read_provenance(folder)))
@@ -184,13 +184,14 @@ def contradicted_labels(probabilities: FloatArray, has: BoolArray) -> list[tuple
     return sorted(found, key=lambda each: (-abs(float(probabilities[each]) - 0.5), each))
 
 
-def _refuse_numbers(kind: TaskKind) -> None:
+def refuse_numbers(kind: TaskKind) -> None:
+    """Raise UsageError if texts have numbers, whose errors are not found."""
     if kind == "regression":
         raise UsageError("check --model finds wrong labels, and this is a regression task; leave out --model")
 
 
 def _check_kind(kind: TaskKind, of_file: TaskKind) -> None:
-    _refuse_numbers(kind)
+    refuse_numbers(kind)
     if kind != of_file:
         raise UsageError(f"the model is of a {kind} task, and the file is read as one of {of_file}; pass --task-type {kind}")
 
