@@ -94,7 +94,8 @@ def test_attention_is_measured_on_the_texts_or_pairs_of_training(runs: Path, enc
 
 def test_a_command_that_gives_a_model_other_inputs_than_in_training_fails_in_one_line(runs: Path) -> None:
     file = runs / "pairs.jsonl"
-    assert "'text2'; use .jsonl" in error_line(cramlm("predict", runs / "pairs", "-", "--text-pair-column", "text2", stdin="one\n"), 2)
+    lines = error_line(cramlm("predict", runs / "pairs", "-", "--text-pair-column", "text2", stdin="one\n"), 2)
+    assert "standard input: lines of text have no column 'text2'; write JSON lines" in lines
     assert NEEDS_NONE in error_line(cramlm("predict", runs / "single", file, "--text-pair-column", "hypothesis"), 2)
     assert NEEDS_NONE in error_line(cramlm("evaluate", runs / "single", file, "--text-pair-column", "hypothesis"), 2)
     assert "pass the second text, too: text_pair (--text-pair)" in error_line(cramlm("explain", runs / "pairs", "one text"), 2)

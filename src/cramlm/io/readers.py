@@ -116,6 +116,8 @@ class Reader:
     def _text_rows(self, lines: Lines) -> Iterator[Row]:
         for column in self.columns[1:]:
             if column.required:
+                if self._format == "stdin":
+                    raise UsageError(f"standard input: lines of text have no column {column.name!r}; write JSON lines, or pass a file")
                 raise UsageError(f"{self.path}: a text file has no column {column.name!r}; use .jsonl, .csv, .tsv or .parquet")
         others = (None,) * (len(self.columns) - 1)
         for line, text in self._paragraphs(lines) if self._txt_rows == "paragraphs" else self._decoded(lines):
