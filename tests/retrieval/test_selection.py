@@ -221,6 +221,12 @@ def test_a_selection_that_cannot_be_made_is_an_error_and_leaves_no_folder(
     assert not (tmp_path / "out").exists()
 
 
+def test_the_error_about_texts_without_labels_that_retrieve_nothing_calls_them_queries(world: World, tmp_path: Path) -> None:
+    texts = replace(make_task(["ничего общего", "совсем"]), labels=())
+    with pytest.raises(DataError, match=r"none of the 2 queries shares a word with .*; use a corpus in their language"):
+        select(world, texts, tmp_path / "out", Bm25Config())
+
+
 def test_bm25_without_an_index_and_a_corpus_of_held_out_text_only_are_errors(world: World, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="needs an index"):
         select((world[0], None), make_task(["owls"]), tmp_path / "out", Bm25Config())

@@ -276,9 +276,10 @@ class _Writer:
         ranking = proposal.ranking
         if not len(ranking):
             raw = f"the {counted(len(self._corpus), 'passage')} of {self._corpus.file_names}"
+            what = "training texts" if self._task.labels and not self._task.unlabelled else "queries"
             raise DataError(
-                f"0 documents selected: none of the {proposal.queries.texts} training texts shares a word with {raw}; "
-                "use a corpus in the task's language"
+                f"0 documents selected: none of the {proposal.queries.texts:,} {what} shares a word with {raw}; "
+                "use a corpus in their language"
             )
         indices: list[IntArray] = []
         tokens = 0.0
