@@ -165,6 +165,8 @@ def test_check_reports_unusual_labels_and_numbers(tmp_path: Path) -> None:
     far = read_labelled(jsonl(tmp_path / "far.jsonl", [9]), RowFormat(kind="regression"))
     assert (describe(numbers)["labels"], describe(numbers)["numbers"]) == ({}, (1.0, 2.0, 4.0))
     assert "number 9.0 is outside those of the training rows (1 to 4)" in [finding.message for finding in check_files(numbers, [far])]
+    assert "equal-numbers" in {finding.rule for finding in check_files(numbers, [far])}
+    assert "equal-numbers" not in {finding.rule for finding in check_files(numbers, [numbers])}
 
 
 def test_a_text_with_two_numbers_is_a_conflict(tmp_path: Path) -> None:

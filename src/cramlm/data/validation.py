@@ -332,10 +332,13 @@ def _training_labels(train: LabelledFile, counts: Counter[str]) -> Iterator[Find
 
 
 def _numbers(train: LabelledFile, held_out: Sequence[LabelledFile]) -> Iterator[Finding]:
-    """Yield findings for held-out numbers outside the range of the training numbers."""
+    """Yield findings for held-out files of equal numbers, and for numbers outside the range of the training numbers."""
     least, most = range_of([str(example.label) for example in train.examples])
     shown = " to ".join(number_texts([least, most], most - least))
     for file in held_out:
+        if len(distinct := {str(example.label) for example in file.examples}) == 1:
+            message = f"every row has the number {distinct.pop()}; correlations and R² need different ones, and are 0"
+            yield Finding(file.name, "notice", "equal-numbers", message)
         for example in file.examples:
             if not least <= float(str(example.label)) <= most:
                 message = f"number {example.label} is outside those of the training rows ({shown})"
