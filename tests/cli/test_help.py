@@ -203,6 +203,7 @@ def test_a_choice_that_does_not_exist_gives_one_line_with_the_choices() -> None:
     assert "'tagging'" in line
     assert "multi-label" in line
     assert line.endswith("see `cramlm fit --help`")
+    assert error_line(cramlm("fit", "--train"), 2).endswith("Option '--train' requires an argument; see `cramlm fit --help`")
     assert cramlm("nonsense").stderr.strip().endswith("see `cramlm --help`")
     assert cramlm("recipes", "show", "--nonsense").stderr.strip().endswith("see `cramlm recipes show --help`")
 

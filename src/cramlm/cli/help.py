@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from typer import TyperException
 from typer.core import TyperCommand, TyperGroup
 
 from cramlm.errors import UsageError
@@ -94,7 +95,11 @@ class Command(_Sections, TyperCommand):
         refuse_empty(arguments, texts=any(parameter.metavar in ("TEXT", "QUERY") for parameter in positional))
         ctx.allow_extra_args = True  # refused here, with a remedy
         if not ctx.resilient_parsing:
-            _, _, used = self.make_parser(ctx).parse_args(args=list(arguments))
+            try:
+                _, _, used = self.make_parser(ctx).parse_args(args=list(arguments))
+            except TyperException as error:
+                error.ctx = ctx  # type: ignore[attr-defined]  # missing if an option lacks its value
+                raise
             refuse_repeated(used)
         extra = super().parse_args(ctx, arguments)
         if extra and not ctx.resilient_parsing:
