@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import pickle
@@ -566,6 +567,11 @@ BAD_QUERIES = {
 def test_bad_queries_are_refused_with_file_and_line(folder: Path, tmp_path: Path, name: str) -> None:
     rows, message, *options = BAD_QUERIES[name]
     assert message in error_line(command("search", folder / "index", "--queries", write_lines(tmp_path / name, *rows), *options), 3)
+
+
+def test_judgements_may_be_compressed(tmp_path: Path) -> None:
+    (tmp_path / "qrels.gz").write_bytes(gzip.compress(b"q1 0 hill 1\nq1 0 ship 0\n"))
+    assert read_qrels(tmp_path / "qrels.gz") == {"q1": {"hill": 1, "ship": 0}}
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from cramlm.errors import DataError, EnvironmentFault, UsageError, brief
-from cramlm.io.paths import stamp_file
+from cramlm.io.paths import COMPRESSIONS, stamp_file
+from cramlm.io.streams import ByteStream
 from cramlm.retrieval.index import Hits
-from cramlm.storage.locks import environment_faults
 
 Qrels: TypeAlias = dict[str, dict[str, int]]
 """For each query the grade of each judged document; 0 = not relevant."""
@@ -40,17 +40,17 @@ def run_lines(hits: Hits, query_ids: Sequence[str]) -> Iterator[str]:
 
 
 def read_qrels(path: str | Path) -> Qrels:
-    """Read relevance judgements in TREC's or BEIR's format.
+    """Read relevance judgements in TREC's or BEIR's format, also compressed (.gz or .zst).
 
     Raises:
         UsageError: the file is missing. DataError: a damaged line, a grade over 1,000, a document judged twice, or no judgement.
     """
-    file = stamp_file(path).path
+    stamp = stamp_file(path)
+    file = stamp.path
     assert isinstance(file, Path)
     qrels: Qrels = {}
     columns = 4
-    with environment_faults(file):
-        lines = file.read_bytes().split(b"\n")
+    lines = b"".join(ByteStream(stamp, compression=COMPRESSIONS.get(file.suffix.lower())).blocks()).split(b"\n")
     for number, line in enumerate(lines, 1):
         try:
             fields = line.decode("utf-8-sig" if number == 1 else "utf-8").split()
