@@ -17,7 +17,7 @@ from cramlm.cli.options import resolve_run
 from cramlm.errors import ArtifactError, UsageError
 from cramlm.export.onnx import export_onnx
 from cramlm.inference.explain import explain_at
-from cramlm.model.encoder import initialise
+from cramlm.model.initialisation import initialise
 from cramlm.model.prompts import PROMPT_FILE, VECTORS_FILE
 from cramlm.records import Event
 from cramlm.retrieval.selection import SelectionTable

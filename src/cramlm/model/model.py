@@ -23,16 +23,9 @@ from torch import Tensor, nn
 
 from cramlm.config.run import DEVICE_NAME, EncoderConfig, HeadConfig
 from cramlm.errors import EnvironmentFault, UsageError, counted
-from cramlm.model.encoder import (
-    Rows,
-    build_encoder,
-    initialise,
-    remove_shared_direction,
-    share_direction,
-    start_from_context,
-    without_autocast,
-)
+from cramlm.model.encoder import Rows, build_encoder, without_autocast
 from cramlm.model.heads import Classifier, Generator, MlmHead, PromptHead, TokenHead, build_classifier, pool
+from cramlm.model.initialisation import initialise, remove_shared_direction, share_direction, start_from_context
 from cramlm.model.operations import Dropout, no_dropout
 from cramlm.model.prompts import Prompt
 from cramlm.records import Batch, FloatArray, Scale, TaskKind
@@ -146,7 +139,7 @@ class ParameterGroups:
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
     """Everything but the weights of a model. labels: logits of the classifier; kind: their meaning, which changes no shape. markers: tokens
-    that some heads attend to at first (encoder.py); only initial weights depend on them.
+    that some heads attend to at first (initialisation.py); only initial weights depend on them.
     """
 
     encoder: EncoderConfig
