@@ -33,8 +33,10 @@ import numpy as np
 import torch
 
 from cramlm import recipes
-from cramlm.config.run import EncoderConfig, HeadConfig, MaskingConfig, OptimizerConfig, PhaseConfig
-from cramlm.config.terms import Classify, Mlm
+from cramlm.config.head import HeadConfig
+from cramlm.config.phase import OptimizerConfig, PhaseConfig
+from cramlm.config.run import EncoderConfig
+from cramlm.config.terms import Classify, MaskingConfig, Mlm
 from cramlm.model.model import ModelSpec, build_model, describe_device, resolve_device
 from cramlm.planning.speed import TrainingSetup, random_batches, random_pool
 from cramlm.recipes.recipe import PRESETS, without_teacher

@@ -31,8 +31,10 @@ from torch.nn import functional
 
 from bench_training import EXTERNAL_PER_TASK, PAPER_VOCABULARY, SIZES, Size, released_phase, special_ids
 from cramlm import recipes
+from cramlm.config.head import HeadConfig
+from cramlm.config.phase import PhaseConfig
 from cramlm.config.retriever import Bm25Config
-from cramlm.config.run import CorpusConfig, EncoderConfig, HeadConfig, PhaseConfig, TaskConfig, TokenizerConfig, apply_overrides
+from cramlm.config.run import CorpusConfig, EncoderConfig, TaskConfig, TokenizerConfig, apply_overrides
 from cramlm.data.corpus import build_corpus
 from cramlm.data.task import read_task
 from cramlm.linear.cooccurrence import token_embeddings

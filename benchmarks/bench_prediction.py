@@ -111,7 +111,8 @@ def measure(preset: str, train: Sequence[str], texts: Sequence[str], *, rounds: 
 
 def export(preset: str, train: Sequence[str], texts: Sequence[str], folder: Path) -> float:
     """Write an untrained classifier of this size; returns the mean tokens of a text."""
-    from cramlm.config.run import HeadConfig, TokenizerConfig
+    from cramlm.config.head import HeadConfig
+    from cramlm.config.run import TokenizerConfig
     from cramlm.model.huggingface.folder import save_classifier
     from cramlm.model.model import ModelSpec, build_model
     from cramlm.model.tokenizer import Tokenizer, train_tokenizer

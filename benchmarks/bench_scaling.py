@@ -39,7 +39,9 @@ from bench_learning import (
     tokenizer_for,
 )
 from cramlm import recipes
-from cramlm.config.run import EncoderConfig, HeadConfig, PhaseConfig
+from cramlm.config.head import HeadConfig
+from cramlm.config.phase import PhaseConfig
+from cramlm.config.run import EncoderConfig
 from cramlm.model.model import ModelSpec, build_model, has_bf16
 from cramlm.planning.budget import in_rows
 from cramlm.planning.speed import TrainingSetup, count_flops

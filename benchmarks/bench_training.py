@@ -32,8 +32,10 @@ import numpy as np
 import torch
 
 from cramlm import recipes
-from cramlm.config.run import EncoderConfig, HeadConfig, MaskingConfig, OptimizerConfig, PhaseConfig, TokenizerConfig
-from cramlm.config.terms import Classify, Mlm
+from cramlm.config.head import HeadConfig
+from cramlm.config.phase import OptimizerConfig, PhaseConfig
+from cramlm.config.run import EncoderConfig, TokenizerConfig
+from cramlm.config.terms import Classify, MaskingConfig, Mlm
 from cramlm.data.task import RowFormat, read_examples
 from cramlm.model.huggingface.folder import save_classifier, save_mlm
 from cramlm.model.model import Model, ModelSpec, PackedBatch, build_model

@@ -23,8 +23,7 @@ import cramlm
 from cramlm import recipes
 from cramlm.cli.app import PANELS, app
 from cramlm.cli.help import argument_name, split_help
-from cramlm.config import retriever as retriever_config
-from cramlm.config import run as config
+from cramlm.config import head, phase, retriever, run, terms
 
 DOCS = Path(__file__).parent
 
@@ -111,14 +110,14 @@ def _config() -> str:
 
 
 def _models() -> Iterator[type[BaseModel]]:
-    seen = [config.RunConfig]
     found = [
         member
-        for module in (config, retriever_config)
+        for module in (run, head, phase, terms, retriever)
         for _, member in inspect.getmembers(module, inspect.isclass)
-        if issubclass(member, BaseModel) and member.__name__.endswith("Config") and member.__module__.startswith("cramlm")
+        if issubclass(member, BaseModel) and member.__name__.endswith("Config") and member.__module__ == module.__name__
     ]
-    yield from dict.fromkeys([*seen, *found])
+    yield run.RunConfig
+    yield from sorted((model for model in found if model not in (run.RunConfig, terms.TermConfig)), key=lambda model: model.__name__)
 
 
 def _field(name: str, field: FieldInfo) -> str:

@@ -93,7 +93,8 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> Tok
 @pytest.fixture(params=["bert", "modernbert"])
 def model(request: pytest.FixtureRequest, tokenizer: Tokenizer) -> Model:
     """Weights large enough for probabilities that differ between texts."""
-    from cramlm.config.run import EncoderConfig, HeadConfig
+    from cramlm.config.head import HeadConfig
+    from cramlm.config.run import EncoderConfig
     from cramlm.model.model import ModelSpec, build_model
 
     head = HeadConfig(pooling="cls" if request.param == "bert" else "mean")

@@ -20,7 +20,8 @@ from typing import Any
 import httpx
 
 from commands import Child, start
-from cramlm.config.run import EncoderConfig, HeadConfig
+from cramlm.config.head import HeadConfig
+from cramlm.config.run import EncoderConfig
 from cramlm.model.huggingface.folder import save_classifier
 from cramlm.model.model import ModelSpec, build_model
 from cramlm.model.tokenizer import Tokenizer

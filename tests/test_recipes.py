@@ -14,7 +14,9 @@ import cramlm
 from commands import printed
 from cramlm import recipes
 from cramlm.cli.options import resolve_run
-from cramlm.config.run import EncoderConfig, PhaseConfig, RandomConfig, RunConfig, TeacherConfig, load_config
+from cramlm.config.phase import PhaseConfig
+from cramlm.config.retriever import RandomConfig
+from cramlm.config.run import EncoderConfig, RunConfig, TeacherConfig, load_config
 from cramlm.config.terms import Classify, Distil, Mlm
 from cramlm.errors import ArtifactError, UsageError
 from cramlm.experiments.grid import Grid, arms_of, cells_of

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from cramlm.config.run import EncoderConfig, HeadConfig, TokenizerConfig
+from cramlm.config.head import HeadConfig
+from cramlm.config.run import EncoderConfig, TokenizerConfig
 from cramlm.experiments.attention import HeadShares, head_shares, heads_plot, markdown, measure_heads, plain
 from cramlm.model.huggingface.folder import save_mlm
 from cramlm.model.model import Model, ModelSpec, build_model

@@ -10,8 +10,8 @@ import pytest
 from huggingface_hub import ModelCard
 
 from commands import python
-from cramlm.config.retriever import DenseConfig, DsirConfig, ElasticsearchConfig, UnionConfig
-from cramlm.config.run import Bm25Config, CorpusConfig, RandomConfig, RunConfig, TaskConfig
+from cramlm.config.retriever import Bm25Config, DenseConfig, DsirConfig, ElasticsearchConfig, RandomConfig, UnionConfig
+from cramlm.config.run import CorpusConfig, RunConfig, TaskConfig
 from cramlm.errors import ArtifactError, UsageError
 from cramlm.export.card import file_name
 from cramlm.export.folder import publish_encoder

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cramlm.config.run import EncoderConfig, HeadConfig
+from cramlm.config.head import HeadConfig
+from cramlm.config.run import EncoderConfig
 from cramlm.model.model import PackedBatch
 from cramlm.model.tokenizer import Tokens
 from cramlm.records import Batch

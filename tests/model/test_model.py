@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from cramlm.cli.runs import machine_lines
-from cramlm.config.run import EncoderConfig, HeadConfig
+from cramlm.config.head import HeadConfig
+from cramlm.config.run import EncoderConfig
 from cramlm.model.model import Model, ModelSpec, Precision, build_model, has_bf16, resolve_precision
 from cramlm.model.operations import Dropout
 from cramlm.model.tokenizer import Tokenizer, Tokens

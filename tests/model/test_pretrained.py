@@ -15,7 +15,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from cramlm.config.run import EncoderConfig, HeadConfig
+from cramlm.config.head import HeadConfig
+from cramlm.config.run import EncoderConfig
 from cramlm.errors import ArtifactError
 from cramlm.model.huggingface import folder as hf
 from cramlm.model.huggingface.pretrained import open_pretrained

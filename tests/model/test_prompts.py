@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from cramlm.config.run import EncoderConfig, PhaseConfig, PromptConfig
+from cramlm.config.head import PromptConfig
+from cramlm.config.phase import PhaseConfig
+from cramlm.config.run import EncoderConfig
 from cramlm.config.terms import Classify, Mlm
 from cramlm.errors import ArtifactError, UsageError
 from cramlm.evaluation.prediction import predict_logits, predict_logits_fast

@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cramlm.config.base import MAX_FLOPS, MAX_SECONDS, Budget
+from cramlm.config.phase import PhaseConfig
 from cramlm.config.retriever import Bm25Config, RandomConfig, RetrieverConfig, UnionConfig
-from cramlm.config.run import EncoderConfig, PhaseConfig, RunConfig, TokenizerConfig, load_config
+from cramlm.config.run import EncoderConfig, RunConfig, TokenizerConfig, load_config
 from cramlm.config.terms import Classify, Distil
 from cramlm.errors import EnvironmentFault, UsageError
 from cramlm.pipeline.run import run

@@ -11,7 +11,7 @@ import pytest
 import torch
 from training_fixtures import make_batches, make_model, make_phase, run_phase, stop_after, weights_of
 
-from cramlm.config.run import OptimizerConfig
+from cramlm.config.phase import OptimizerConfig
 from cramlm.errors import Stopped
 from cramlm.model.model import Model
 from cramlm.training.batching import Batches

@@ -20,7 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from training_fixtures import ENCODER, LABELS, SPECIAL, VOCABULARY, make_model
 
-from cramlm.config.run import HeadConfig, OptimizerConfig, PhaseConfig
+from cramlm.config.head import HeadConfig
+from cramlm.config.phase import OptimizerConfig, PhaseConfig
 from cramlm.errors import EnvironmentFault
 from cramlm.evaluation.prediction import predict_logits
 from cramlm.model.model import Model, ModelSpec, PackedBatch, build_model, resolve_device

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from training_fixtures import FINGERPRINT, assert_same_bits, make_batches, make_model, make_phase, run_phase, weights_of
 
-from cramlm.config.run import PhaseConfig
+from cramlm.config.phase import PhaseConfig
 from cramlm.errors import ArtifactError, DataError
 from cramlm.model.model import Model
 from cramlm.records import Event

@@ -10,8 +10,7 @@ import pytest
 import torch
 from training_fixtures import SPECIAL, make_model, make_phase, make_pool, run_phase
 
-from cramlm.config.run import MaskingConfig
-from cramlm.config.terms import ImportantTokens
+from cramlm.config.terms import ImportantTokens, MaskingConfig
 from cramlm.model.model import Model, PackedBatch
 from cramlm.training.batching import Batches
 from cramlm.training.masking import mask

@@ -13,7 +13,7 @@ import pytest
 import torch
 from training_fixtures import FINGERPRINT, assert_same_bits, make_batches, make_model, make_phase, run_phase, stop_after, weights_of
 
-from cramlm.config.run import PhaseConfig
+from cramlm.config.phase import PhaseConfig
 from cramlm.errors import DivergedError, EnvironmentFault, Stopped
 from cramlm.model.model import Model
 from cramlm.records import Event

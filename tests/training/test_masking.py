@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from training_fixtures import SPECIAL, VOCABULARY, make_batches, make_phase, make_pool
 
-from cramlm.config.run import MaskingConfig
+from cramlm.config.terms import MaskingConfig
 from cramlm.records import Batch
 from cramlm.training.masking import LONGEST_SPAN, mask
 from cramlm.training.sequences import pack

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 from training_fixtures import SPECIAL, make_batches, make_model, make_phase, make_pool
 
-from cramlm.config.run import PhaseConfig
+from cramlm.config.phase import PhaseConfig
 from cramlm.model.model import Model, PackedBatch, Precision
 from cramlm.model.operations import weighted_cross_entropy
 from cramlm.records import Scale

@@ -6,7 +6,7 @@ import pytest
 import torch
 from training_fixtures import assert_same_bits, make_batches, make_model, make_phase, weights_of
 
-from cramlm.config.run import OptimizerConfig, ScheduleConfig
+from cramlm.config.phase import OptimizerConfig, ScheduleConfig
 from cramlm.model.model import Model, PackedBatch
 from cramlm.training.objective import objective_of
 from cramlm.training.optimizers import Float32Muon, build_optimizer, learning_rate_factor, orthogonalize

@@ -9,7 +9,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from training_fixtures import ENCODER, VOCABULARY, make_batches, make_model, make_phase
 
-from cramlm.config.run import EncoderConfig, HeadConfig, PhaseConfig
+from cramlm.config.head import HeadConfig
+from cramlm.config.phase import PhaseConfig
+from cramlm.config.run import EncoderConfig
 from cramlm.io.machine import available_cores, resident_memory
 from cramlm.model.model import PackedBatch
 from cramlm.planning.speed import Measurement, TrainingSetup, count_flops, count_step, cpu_share, estimate, least_step_memory, measure

@@ -23,7 +23,9 @@ from training_fixtures import (
     weights_of,
 )
 
-from cramlm.config.run import HeadConfig, PhaseConfig, RunConfig, TaskConfig
+from cramlm.config.head import HeadConfig
+from cramlm.config.phase import PhaseConfig
+from cramlm.config.run import RunConfig, TaskConfig
 from cramlm.errors import Stopped
 from cramlm.model.model import Model, PackedBatch
 from cramlm.records import Batch

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from cramlm.config.run import EncoderConfig, HeadConfig, PhaseConfig
+from cramlm.config.head import HeadConfig
+from cramlm.config.phase import PhaseConfig
+from cramlm.config.run import EncoderConfig
 from cramlm.model.model import Model, ModelSpec, PackedBatch, build_model
 from cramlm.records import TaskKind
 from cramlm.training.batching import Batches

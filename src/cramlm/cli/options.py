@@ -45,7 +45,8 @@ def resolve_run(
         UsageError: for a value that a setting does not accept, or --config with --recipe. DataError: for a bad row of the training file.
     """
     from cramlm import recipes
-    from cramlm.config.run import apply_overrides, load_config, parse_budget, read_toml
+    from cramlm.config.base import parse_budget
+    from cramlm.config.run import apply_overrides, load_config, read_toml
 
     if budget is not None:
         parse_budget(budget)

@@ -15,21 +15,11 @@ from typing import Annotated, Any, Final, Literal, TypeAlias, get_args
 
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
-from cramlm.config.base import Budget, FrozenModel, classes_by_kind
-from cramlm.config.base import parse_budget as parse_budget
-from cramlm.config.head import HeadConfig as HeadConfig
-from cramlm.config.head import PromptConfig as PromptConfig
-from cramlm.config.head import check_head
-from cramlm.config.phase import OptimizerConfig as OptimizerConfig
-from cramlm.config.phase import PhaseConfig as PhaseConfig
-from cramlm.config.phase import ScheduleConfig as ScheduleConfig
-from cramlm.config.phase import check_order, linear_teachers
-from cramlm.config.retriever import Bm25Config as Bm25Config
-from cramlm.config.retriever import ElasticsearchConfig, with_kind
-from cramlm.config.retriever import RandomConfig as RandomConfig
-from cramlm.config.retriever import RetrieverConfig as RetrieverConfig
+from cramlm.config.base import Budget, FrozenModel, classes_by_kind, parse_budget
+from cramlm.config.head import HeadConfig, check_head
+from cramlm.config.phase import PhaseConfig, check_order, linear_teachers
+from cramlm.config.retriever import ElasticsearchConfig, RetrieverConfig, with_kind
 from cramlm.config.terms import Classify, Term
-from cramlm.config.terms import MaskingConfig as MaskingConfig
 from cramlm.errors import UsageError
 from cramlm.records import COMBINED, LINEAR_NAMES, Diacritics, LinearName, TaskKind
 

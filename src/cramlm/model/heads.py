@@ -29,7 +29,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import Tensor, nn
 
-from cramlm.config.run import EncoderConfig, HeadConfig
+from cramlm.config.head import HeadConfig
+from cramlm.config.run import EncoderConfig
 from cramlm.model.encoder import Norm, Rows, build_encoder
 from cramlm.model.operations import Dropout
 from cramlm.model.prompts import Prompt

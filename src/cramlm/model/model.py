@@ -21,7 +21,8 @@ from typing import Any, Final, Literal
 import torch
 from torch import Tensor, nn
 
-from cramlm.config.run import DEVICE_NAME, EncoderConfig, HeadConfig
+from cramlm.config.head import HeadConfig
+from cramlm.config.run import DEVICE_NAME, EncoderConfig
 from cramlm.errors import EnvironmentFault, UsageError, counted
 from cramlm.model.encoder import Rows, build_encoder, without_autocast
 from cramlm.model.heads import Classifier, Generator, MlmHead, PromptHead, TokenHead, build_classifier, pool

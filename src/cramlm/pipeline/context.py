@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from cramlm.config.run import PhaseConfig, RetrieverConfig, RunConfig
+from cramlm.config.phase import PhaseConfig
+from cramlm.config.retriever import RetrieverConfig
+from cramlm.config.run import RunConfig
 from cramlm.errors import EnvironmentFault
 from cramlm.io.machine import available_cores, describe_machine
 from cramlm.model.huggingface.pretrained import Pretrained

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cramlm.config.phase import PhaseConfig
 from cramlm.config.retriever import RetrieverConfig, unbounded
-from cramlm.config.run import PhaseConfig
 from cramlm.errors import UsageError, counted
 from cramlm.records import IntArray
 

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from cramlm.config.base import Budget, parse_budget
+from cramlm.config.phase import PhaseConfig
 from cramlm.config.retriever import Bm25Config, DenseConfig, ElasticsearchConfig, RetrieverConfig
-from cramlm.config.run import EncoderConfig, PhaseConfig, RunConfig
+from cramlm.config.run import EncoderConfig, RunConfig
 from cramlm.errors import EnvironmentFault, UsageError, size
 from cramlm.linear.corpus_vectors import forecast_word_vectors
 from cramlm.pipeline.context import threads_of

@@ -21,8 +21,9 @@ import torch
 from pydantic import TypeAdapter
 
 from cramlm.config.base import Budget
+from cramlm.config.phase import PhaseConfig
 from cramlm.config.retriever import RETRIEVER
-from cramlm.config.run import PhaseConfig, RunConfig
+from cramlm.config.run import RunConfig
 from cramlm.data.task import read_task, task_fingerprint
 from cramlm.errors import EnvironmentFault, UsageError, counted, size
 from cramlm.evaluation.prediction import sequences_of

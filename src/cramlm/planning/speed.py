@@ -20,7 +20,9 @@ from typing import Final
 import numpy as np
 import torch
 
-from cramlm.config.run import EncoderConfig, HeadConfig, PhaseConfig
+from cramlm.config.head import HeadConfig
+from cramlm.config.phase import PhaseConfig
+from cramlm.config.run import EncoderConfig
 from cramlm.io.machine import available_cores, peak_memory, reset_peak_memory, resident_memory, trim_memory
 from cramlm.model.model import CPU, Model, ModelSpec, Precision, build_model, empty_model
 from cramlm.records import IntArray

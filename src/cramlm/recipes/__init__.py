@@ -20,7 +20,8 @@ import difflib
 from collections.abc import Mapping
 from typing import Any, Final, Literal
 
-from cramlm.config.run import Bm25Config, PhaseConfig, RandomConfig
+from cramlm.config.phase import PhaseConfig
+from cramlm.config.retriever import Bm25Config, RandomConfig
 from cramlm.config.terms import ImportantTokens, Mlm
 from cramlm.errors import UsageError
 from cramlm.recipes.paper import PaperRecipe, paper_recipe

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from cramlm.config.phase import OptimizerConfig, PhaseConfig, ScheduleConfig
-from cramlm.config.retriever import Bm25Config, ElasticsearchConfig, members_of
-from cramlm.config.run import RetrieverConfig, RunConfig, TaskConfig
+from cramlm.config.retriever import Bm25Config, ElasticsearchConfig, RetrieverConfig, members_of
+from cramlm.config.run import RunConfig, TaskConfig
 from cramlm.config.terms import MaskingConfig, TermConfig
 from cramlm.errors import counted
 from cramlm.evaluation.kinds import KINDS, METRIC_NAMES

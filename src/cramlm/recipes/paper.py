@@ -14,18 +14,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, Literal, TypeAlias
 
-from cramlm.config.run import (
-    DEV_METRICS,
-    Bm25Config,
-    EncoderConfig,
-    HeadConfig,
-    OptimizerConfig,
-    PhaseConfig,
-    RunConfig,
-    ScheduleConfig,
-    TaskConfig,
-    TokenizerConfig,
-)
+from cramlm.config.head import HeadConfig
+from cramlm.config.phase import OptimizerConfig, PhaseConfig, ScheduleConfig
+from cramlm.config.retriever import Bm25Config
+from cramlm.config.run import DEV_METRICS, EncoderConfig, RunConfig, TaskConfig, TokenizerConfig
 from cramlm.config.terms import Classify, Mlm
 from cramlm.data.task import RowFormat, read_examples
 from cramlm.errors import UsageError

@@ -16,25 +16,12 @@ from typing import Any, ClassVar, Final, Literal, TypeAlias, assert_never
 from pydantic import ValidationError
 from pydantic.dataclasses import dataclass as validated
 
-from cramlm.config.phase import linear_teachers
-from cramlm.config.retriever import without_queries
-from cramlm.config.run import (
-    CorpusConfig,
-    EncoderConfig,
-    HeadConfig,
-    MaskingConfig,
-    OptimizerConfig,
-    PhaseConfig,
-    PromptConfig,
-    RetrieverConfig,
-    RunConfig,
-    ScheduleConfig,
-    TaskConfig,
-    TeacherConfig,
-    explain_validation_error,
-    parse_budget,
-)
-from cramlm.config.terms import Classify, Distil, ImportantTokens, Mlm, Term
+from cramlm.config.base import parse_budget
+from cramlm.config.head import HeadConfig, PromptConfig
+from cramlm.config.phase import OptimizerConfig, PhaseConfig, ScheduleConfig, linear_teachers
+from cramlm.config.retriever import RetrieverConfig, without_queries
+from cramlm.config.run import CorpusConfig, EncoderConfig, RunConfig, TaskConfig, TeacherConfig, explain_validation_error
+from cramlm.config.terms import Classify, Distil, ImportantTokens, MaskingConfig, Mlm, Term
 from cramlm.data.task import LabelledSize, count_training
 from cramlm.errors import UsageError
 from cramlm.io.machine import has_bf16_instructions

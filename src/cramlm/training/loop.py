@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from cramlm.config.run import PhaseConfig
+from cramlm.config.phase import PhaseConfig
 from cramlm.errors import DivergedError, EnvironmentFault, Stopped, counted
 from cramlm.evaluation.kinds import METRIC_NAMES, format_metric
 from cramlm.io.machine import trim_memory

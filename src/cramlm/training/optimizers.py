@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from cramlm.config.run import OptimizerConfig, ScheduleConfig
+from cramlm.config.phase import OptimizerConfig, ScheduleConfig
 from cramlm.model.model import Model, has_bf16
 
 MUON_MOMENTUM = 0.95

@@ -21,7 +21,8 @@ from typing import Any, Final, Literal, TypeAlias, assert_never
 from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 
-from cramlm.config.run import EncoderConfig, HeadConfig, explain_validation_error
+from cramlm.config.head import HeadConfig
+from cramlm.config.run import EncoderConfig, explain_validation_error
 from cramlm.errors import ArtifactError, EnvironmentFault
 from cramlm.records import TaskKind
 from cramlm.storage.locks import environment_faults, raise_if_refused

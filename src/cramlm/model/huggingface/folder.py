@@ -25,7 +25,8 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from cramlm.config.run import EncoderConfig, HeadConfig
+from cramlm.config.head import HeadConfig
+from cramlm.config.run import EncoderConfig
 from cramlm.errors import ArtifactError, more
 from cramlm.model.huggingface.config import (
     CONFIG_FILE,

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from cramlm.config.run import EncoderConfig, HeadConfig, RunConfig, TokenizerConfig, load_config
+from cramlm.config.head import HeadConfig
+from cramlm.config.run import EncoderConfig, RunConfig, TokenizerConfig, load_config
 from cramlm.errors import ArtifactError, UsageError
 from cramlm.io.paths import require_folder
 from cramlm.model.huggingface.config import (

@@ -14,7 +14,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from cramlm.config.run import RetrieverConfig, RunConfig
+from cramlm.config.retriever import RetrieverConfig
+from cramlm.config.run import RunConfig
 from cramlm.data.corpus import Corpus
 from cramlm.data.task import task_fingerprint
 from cramlm.evaluation.calibration import FEWEST_NUMBERS

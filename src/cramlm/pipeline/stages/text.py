@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from cramlm.config.head import Slots
-from cramlm.config.retriever import DenseConfig, ElasticsearchConfig, uses_bm25
-from cramlm.config.run import RetrieverConfig, RunConfig
+from cramlm.config.retriever import DenseConfig, ElasticsearchConfig, RetrieverConfig, uses_bm25
+from cramlm.config.run import RunConfig
 from cramlm.data.corpus import Corpus, build_corpus
 from cramlm.data.task import save_task, task_fingerprint
 from cramlm.data.validation import check_files, files_of_task, summarize_findings
