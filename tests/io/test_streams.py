@@ -21,7 +21,8 @@ import zstandard
 
 from commands import cramlm, error_line, python
 from cramlm.errors import CramError, DataError, EnvironmentFault, UsageError
-from cramlm.io.paths import expand_files, file_format, name_files, stamp_file
+from cramlm.io.formats import file_format
+from cramlm.io.paths import expand_files, name_files, stamp_file
 from cramlm.io.readers import Reader
 from cramlm.io.rows import Column
 from cramlm.io.streams import ByteStream, Lines

@@ -328,7 +328,7 @@ def explain(
         cramlm explain runs/mine "aspirin irreversibly inhibits COX-1"
         cramlm explain runs/pairs "a ship is in the harbour" --text-pair "a boat is at sea"
     """
-    from cramlm.io.paths import names_data_file
+    from cramlm.io.formats import names_data_file
 
     for is_named, what in ((os.path.isfile, "is a file"), (names_data_file, "no such file")):
         if (file := next(filter(is_named, [text, text_pair or ""]), None)) is not None:

@@ -58,7 +58,8 @@ from cramlm.data.parts import (
 from cramlm.errors import ArtifactError, DataError, brief, counted, size
 from cramlm.io.executors import Executor, Processes
 from cramlm.io.machine import available_cores
-from cramlm.io.paths import FileStamp, RemoteFile, files_left_out, name_files
+from cramlm.io.paths import FileStamp, files_left_out, name_files
+from cramlm.io.remote import RemoteFile
 from cramlm.records import BoolArray, Document, Emit, Event, Int32Array, IntArray, count, silent
 from cramlm.storage.arrays import map_array, offsets_of, read_array, save_array, separated, spread
 from cramlm.storage.artifacts import MANIFEST, hash_json, open_artifact, published_folders, write_json

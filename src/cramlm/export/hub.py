@@ -23,7 +23,7 @@ from cramlm.errors import EnvironmentFault, UsageError, counted, size
 from cramlm.export.card import file_name, model_card
 from cramlm.inference.base import PROVENANCE_FILE, SETTINGS_FILE, are_pairs
 from cramlm.inference.folders import model_of
-from cramlm.io.paths import remote_faults
+from cramlm.io.remote import remote_faults
 from cramlm.records import Emit, Event, silent
 from cramlm.storage.artifacts import MANIFEST, open_artifact, verify
 

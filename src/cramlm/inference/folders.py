@@ -23,7 +23,8 @@ from cramlm.data.task import RowFormat, load_task
 from cramlm.errors import ArtifactError, UsageError
 from cramlm.inference.base import read_provenance
 from cramlm.inference.onnx import GRAPH_FILE
-from cramlm.io.paths import at_home, is_remote, require_folder
+from cramlm.io.paths import at_home, require_folder
+from cramlm.io.remote import is_remote
 from cramlm.linear.files import is_linear
 from cramlm.model.huggingface.config import CONFIG_FILE, read_json
 from cramlm.model.prompts import PROMPT_FILE

@@ -15,7 +15,8 @@ from typing import Any, Final
 import numpy as np
 
 from cramlm.errors import DataError, brief
-from cramlm.io.paths import FileStamp, RemoteFile, check_unchanged
+from cramlm.io.paths import FileStamp, check_unchanged
+from cramlm.io.remote import RemoteFile
 from cramlm.io.rows import Column, Row, RowCounts, find_columns, from_cell, labels_value
 from cramlm.io.streams import look_like
 from cramlm.storage.artifacts import hash_file

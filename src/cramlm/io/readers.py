@@ -18,9 +18,10 @@ from typing import Final
 from cramlm.config.run import OnBadRow
 from cramlm.errors import DataError, UsageError, brief
 from cramlm.io.delimited import read_delimited, read_named_columns, separator_of
+from cramlm.io.formats import file_format
 from cramlm.io.jsonl import read_jsonl
 from cramlm.io.parquet import ParquetFile
-from cramlm.io.paths import STDIN, FileStamp, file_format, stamp_input
+from cramlm.io.paths import STDIN, FileStamp, stamp_input
 from cramlm.io.rows import Column, Row, RowCounts, not_utf8, nul_byte, too_long
 from cramlm.io.streams import ByteStream, Lines
 from cramlm.records import Emit, Event, count, silent

@@ -11,7 +11,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 from cramlm.config.run import OnBadRow
 from cramlm.errors import DataError, brief
-from cramlm.io.paths import RemoteFile
+from cramlm.io.remote import RemoteFile
 
 _RENAME: Final = "; rename its column to"
 _NAME_WORDS: Final = 2  # names of columns with more words are rare; a header with one is perhaps a row

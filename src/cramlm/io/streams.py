@@ -23,7 +23,9 @@ from typing import BinaryIO
 import zstandard
 
 from cramlm.errors import DataError, EnvironmentFault
-from cramlm.io.paths import COMPRESSIONS, STDIN, FileStamp, RemoteBytes, RemoteFile, check_unchanged
+from cramlm.io.formats import COMPRESSIONS
+from cramlm.io.paths import STDIN, FileStamp, check_unchanged
+from cramlm.io.remote import RemoteBytes, RemoteFile
 from cramlm.storage.locks import environment_faults
 
 _BLOCK = 1 << 20

@@ -26,7 +26,7 @@ from cramlm.config.run import RunConfig, TaskConfig, load_config, read_toml, to_
 from cramlm.data.task import KIND as TASK
 from cramlm.data.task import load_task, task_fingerprint
 from cramlm.errors import ArtifactError, UsageError, brief
-from cramlm.io.paths import is_remote
+from cramlm.io.remote import is_remote
 from cramlm.records import Emit, Event, Task
 from cramlm.storage.artifacts import MANIFEST, Artifact, hash_json, open_artifact, publish_file, refuse_other_files
 from cramlm.storage.locks import lock, lock_file, wait_while_locked
