@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from cramlm.errors import DataError, EnvironmentFault, UsageError, brief
-from cramlm.io.paths import COMPRESSIONS, stamp_file
+from cramlm.io.formats import COMPRESSIONS
+from cramlm.io.paths import stamp_file
 from cramlm.io.streams import ByteStream
 from cramlm.retrieval.index import Hits
 
