@@ -22,7 +22,8 @@ import numpy.typing as npt
 
 from cramlm.records import IntArray
 from cramlm.storage.arrays import cached_on_disk, joined
-from cramlm.text import characters, kernels
+from cramlm.text import characters
+from cramlm.text import ngram_kernels as kernels
 from cramlm.text.characters import HAN_AND_KANA, OTHER_SPACELESS, STACKING, all_marks, blocks_of, is_letter, table_of
 
 BUCKETS: Final = 10_000
@@ -106,7 +107,7 @@ def _lower(text: bytes) -> bytes:
 
 @functools.cache
 def _character_classes() -> npt.NDArray[np.uint8]:
-    """Return the class of every code point, uint8 (0x110000,), numbered as in kernels.py."""
+    """Return the class of every code point, uint8 (0x110000,), numbered as in ngram_kernels.py."""
     (low,) = _classes()
     classes = np.full(0x110000, kernels.OTHER, np.uint8)
     classes[: len(low)] = low
