@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cramlm.errors import DataError, EnvironmentFault
-from cramlm.io.executors import Processes
+from cramlm.io.executors import Processes, SummedProgress
 from cramlm.records import Emit, Event
 
 
@@ -52,6 +52,22 @@ def test_results_are_in_order_and_events_have_the_number_of_their_task(workers: 
     assert sorted(number for number, _ in seen) == list(range(8))
     assert all(event.message == str(tasks[number]) for number, event in seen)
     assert (os.getpid() in {event.data["pid"] for _, event in seen}) == (workers == 1)
+
+
+@pytest.mark.parametrize(("count", "message"), [("", "the last"), ("rows", "1,300 rows")])
+def test_the_progress_of_concurrent_tasks_is_summed_and_only_their_warnings_and_notes_are_passed_on(count: str, message: str) -> None:
+    seen: list[Event] = []
+    progress = SummedProgress("test", total=10, unit="MB", emit=seen.append, count=count)
+    rarely = SummedProgress("test", total=10, unit="MB", emit=seen.append, count=count, seconds=1e9)
+    for on_event in (progress, rarely):
+        on_event(0, Event("progress", "task", "first", done=1, data={"rows": 100}))
+        on_event(1, Event("start", "task", "starts"))
+        on_event(1, Event("warning", "task", "beware"))
+        on_event(1, Event("progress", "task", "second", done=2, data={"rows": 1000}))
+        on_event(0, Event("progress", "task", "the last", done=3, data={"rows": 300}))
+    assert [event.done for event in seen if event.kind == "progress"] == [1, 3, 5]
+    assert [event.kind for event in seen] == ["progress", "warning", "progress", "progress", "warning"]
+    assert seen[3] == Event("progress", "test", message, done=5, total=10, unit="MB")
 
 
 def test_a_worker_of_a_pool_which_may_start_no_processes_runs_the_tasks_itself(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +133,7 @@ def test_workers_end_if_the_caller_fails() -> None:
 SCRIPT = """
 import sys
 from test_executors import WORK
-from cramlm.io.executors import Processes
+from cramlm.io.executors import Processes, SummedProgress
 tasks = [{"do": "square", "value": 1, "sleep": 86_400}] * 2
 Processes(2).map(WORK, tasks, on_event=lambda number, event: print(event.data["pid"], flush=True))
 """

@@ -19,7 +19,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import time
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -56,7 +55,7 @@ from cramlm.data.parts import (
     save_sources,
 )
 from cramlm.errors import ArtifactError, DataError, brief, counted, size
-from cramlm.io.executors import Executor, Processes
+from cramlm.io.executors import Executor, Processes, SummedProgress
 from cramlm.io.machine import available_cores
 from cramlm.io.paths import FileStamp, files_left_out, name_files
 from cramlm.io.remote import RemoteFile
@@ -327,30 +326,11 @@ def _read_parts(plans: Sequence[PartPlan], store: Path, executor: Executor, emit
     data = {"parts": len(plans), "parts_read_already": len(plans) - len(missing)}
     emit(Event("start", KIND, f"reading {what}", total=total / 1e6, unit="MB", data=data))
     tasks = [{"plan": PLANS.dump_python(plan, mode="json"), "store": str(store)} for plan in missing]
-    progress = _TotalProgress(total / 1e6, emit)
+    progress = SummedProgress(KIND, total=total / 1e6, unit="MB", emit=emit, count="passages", seconds=PROGRESS_SECONDS)
     for plan, done in zip(missing, executor.map(_READ, tasks, on_event=progress), strict=True):
         if not done:  # another process is reading this part
             wait_while_locked(partial(read_part, plan, store), stage=KIND, emit=emit)
     return total / 1e6
-
-
-class _TotalProgress:
-    """Sums the progress of parts that are read concurrently; forwards other events."""
-
-    def __init__(self, total: float, emit: Emit) -> None:
-        self._total, self._emit = total, emit
-        self._done: dict[int, tuple[float, int]] = {}
-        self._reported = time.monotonic()
-
-    def __call__(self, part: int, event: Event) -> None:
-        if event.kind != "progress":
-            self._emit(event)
-            return
-        self._done[part] = event.done, event.data["passages"]
-        if (now := time.monotonic()) - self._reported >= PROGRESS_SECONDS:
-            self._reported = now
-            done, passages = (sum(values) for values in zip(*self._done.values(), strict=True))
-            self._emit(Event("progress", KIND, f"{passages:,} passages", done=done, total=self._total, unit="MB"))
 
 
 def _summary(statistics: dict[str, Any]) -> str:

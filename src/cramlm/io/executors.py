@@ -24,6 +24,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -202,19 +203,30 @@ def connect_ray(address: str) -> Iterator[RayTasks]:
 
 
 class SummedProgress:
-    """An `OnEvent` that emits the summed progress of concurrent tasks, and their warnings and notes."""
+    """An `OnEvent` that emits the summed progress of concurrent tasks, and their warnings and notes.
 
-    def __init__(self, stage: str, *, total: float, unit: str, emit: Emit) -> None:
+    count: a number in the data of the tasks' events whose sum is the message; without it, the message is that of the last event.
+    seconds: least time between two events of progress, and before the first.
+    """
+
+    def __init__(self, stage: str, *, total: float, unit: str, emit: Emit, count: str = "", seconds: float = 0.0) -> None:
         self._stage, self._total, self._unit, self._emit = stage, total, unit, emit
-        self._done: dict[int, float] = {}
+        self._count, self._seconds = count, seconds
+        self._latest: dict[int, Event] = {}
+        self._reported = time.monotonic()
 
     def __call__(self, task: int, event: Event) -> None:
-        if event.kind == "progress":
-            self._done[task] = event.done
-            done = sum(self._done.values())
-            self._emit(Event("progress", self._stage, event.message, done=done, total=self._total, unit=self._unit))
-        elif event.kind in ("warning", "note"):
+        if event.kind in ("warning", "note"):
             self._emit(event)
+        if event.kind != "progress":
+            return
+        self._latest[task] = event
+        if (now := time.monotonic()) - self._reported >= self._seconds:
+            self._reported = now
+            events = self._latest.values()
+            message = f"{sum(each.data[self._count] for each in events):,} {self._count}" if self._count else event.message
+            done = sum(each.done for each in events)
+            self._emit(Event("progress", self._stage, message, done=done, total=self._total, unit=self._unit))
 
 
 class _Worker:
