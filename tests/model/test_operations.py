@@ -8,8 +8,22 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from cramlm.model import operations
 from cramlm.model.encoder import attention_bias
-from cramlm.model.operations import Dropout, Mask, Rotation, add_norm, attend, attend_fused, drop, geglu, gelu, norm_of_sum, splitmix64
+from cramlm.model.operations import (
+    Dropout,
+    Mask,
+    Rotation,
+    add_norm,
+    attend,
+    attend_fused,
+    drop,
+    geglu,
+    gelu,
+    linear,
+    norm_of_sum,
+    splitmix64,
+)
 
 DROPOUT = Mask(0.3, 0x0123456789ABCDEF)
 
@@ -125,6 +139,23 @@ def test_attention_in_float32_without_a_gradient_equals_the_plain_formula(length
     ours = attend(qkv.float(), bias.float(), rotation, 4)
     assert ours.dtype == torch.float32
     torch.testing.assert_close(ours.double(), plain_attention(qkv, bias, rotation, 4), atol=2e-6, rtol=2e-6)
+
+
+@pytest.mark.parametrize("slow_mkl", [True, False])
+@pytest.mark.parametrize("rows", [(3, 11), (0,), (1,)])
+def test_products_in_float32_equal_the_plain_formula_with_and_without_a_gradient(
+    rows: tuple[int, ...], slow_mkl: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operations, "_has_slow_mkl", lambda: slow_mkl)  # the processor's part of the choice
+    x, weight, bias = normal(*rows, 64, seed=0), normal(48, 64, seed=1), normal(48, seed=2)
+    for gradient in (False, True):
+        for shift in (None, bias):
+            with torch.set_grad_enabled(gradient):
+                ours = linear(x.float(), weight.float(), None if shift is None else shift.float())
+            plain = x @ weight.T + (0 if shift is None else shift)
+            torch.testing.assert_close(ours.double(), plain, atol=2e-5, rtol=2e-6)
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        assert linear(x.float(), weight.float(), None).dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("kind", COMPILED)

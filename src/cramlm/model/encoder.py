@@ -34,7 +34,7 @@ import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import Tensor, nn
 
 from cramlm.config.run import EncoderConfig
-from cramlm.model.operations import Dropout, Rotation, add_norm, attend, geglu, gelu, norm_of_sum
+from cramlm.model.operations import Dropout, Rotation, add_norm, attend, geglu, gelu, linear, norm_of_sum
 
 
 class Expert(nn.Module):
@@ -42,8 +42,8 @@ class Expert(nn.Module):
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
-        self.wi = nn.Linear(config.hidden, 2 * config.intermediate, bias=False)
-        self.output = nn.Linear(config.intermediate, config.hidden, bias=False)
+        self.wi = Linear(config.hidden, 2 * config.intermediate, bias=False)
+        self.output = Linear(config.intermediate, config.hidden, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         result: Tensor = self.output(geglu(self.wi(x)))
@@ -58,7 +58,7 @@ class Experts(nn.Module):
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
-        self.router = nn.Linear(config.hidden, config.experts, bias=False)
+        self.router = Linear(config.hidden, config.experts, bias=False)
         self.experts = nn.ModuleList(Expert(config) for _ in range(config.experts))
 
     def forward(self, x: Tensor, sequence: Tensor) -> tuple[Tensor, Tensor]:
@@ -104,6 +104,13 @@ def build_encoder(config: EncoderConfig, *, vocab_size: int, pad_id: int) -> Enc
             assert_never(config.shape)
 
 
+class Linear(nn.Linear):
+    """A linear layer whose product is `operations.linear`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight, self.bias)
+
+
 class Norm(nn.Module):
     """Layer norm over the last dimension, with or without a bias."""
 
@@ -133,11 +140,11 @@ class BertLayer(nn.Module):
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         self.heads = config.heads
-        self.qkv = nn.Linear(config.hidden, 3 * config.hidden)
-        self.attention_output = nn.Linear(config.hidden, config.hidden)
+        self.qkv = Linear(config.hidden, 3 * config.hidden)
+        self.attention_output = Linear(config.hidden, config.hidden)
         self.attention_norm = Norm(config.hidden, config.norm_eps, bias=True)
-        self.intermediate = nn.Linear(config.hidden, config.intermediate)
-        self.output = nn.Linear(config.intermediate, config.hidden)
+        self.intermediate = Linear(config.hidden, config.intermediate)
+        self.output = Linear(config.intermediate, config.hidden)
         self.output_norm = Norm(config.hidden, config.norm_eps, bias=True)
 
     def forward(self, x: Tensor, read: Tensor, bias: Tensor, dropout: Dropout) -> tuple[Tensor, Tensor]:
@@ -170,7 +177,7 @@ class BertEncoder(nn.Module):
         self.position_embeddings = nn.Parameter(torch.empty(first_position + config.max_positions, width))
         self.token_type_embeddings = nn.Parameter(torch.empty(token_types, width))
         self.embedding_norm = Norm(width, config.norm_eps, bias=True)
-        self.widened = nn.Linear(width, config.hidden) if config.shape == "albert" else None
+        self.widened = Linear(width, config.hidden) if config.shape == "albert" else None
         self.layers = nn.ModuleList(BertLayer(config) for _ in range(1 if config.shape == "albert" else config.layers))
 
     def forward(self, rows: Rows, *, dropout: Dropout, words: Tensor | None = None) -> Tensor:
@@ -194,13 +201,13 @@ class ModernBertLayer(nn.Module):
         self.heads = config.heads
         if not first:
             self.attention_norm = Norm(config.hidden, config.norm_eps, bias=False)
-        self.qkv = nn.Linear(config.hidden, 3 * config.hidden, bias=False)
-        self.attention_output = nn.Linear(config.hidden, config.hidden, bias=False)
+        self.qkv = Linear(config.hidden, 3 * config.hidden, bias=False)
+        self.attention_output = Linear(config.hidden, config.hidden, bias=False)
         self.output_norm = Norm(config.hidden, config.norm_eps, bias=False)
         self.experts = Experts(config) if config.shape == "moe" else None
         if self.experts is None:
-            self.wi = nn.Linear(config.hidden, 2 * config.intermediate, bias=False)
-            self.output = nn.Linear(config.intermediate, config.hidden, bias=False)
+            self.wi = Linear(config.hidden, 2 * config.intermediate, bias=False)
+            self.output = Linear(config.intermediate, config.hidden, bias=False)
 
     def forward(
         self, x: Tensor, branch: Tensor | None, bias: Tensor, rotation: Rotation, dropout: Dropout, sequence: Tensor
