@@ -18,17 +18,17 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Annotated, Any, Final, Generic, Literal, NoReturn, TypeVar
 
 from fastapi import FastAPI, Request, Response
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse
 from fastapi.routing import APIRoute
-from pydantic import BaseModel, ConfigDict, Field, StrictStr
+from pydantic import BaseModel, ConfigDict, Field, StrictStr, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
 
 from cramlm.errors import UsageError
 from cramlm.evaluation.kinds import KINDS
@@ -154,17 +154,14 @@ def build_app(
         redirect_slashes=False,
         exception_handlers={
             HTTPException: _refuse,
-            RequestValidationError: _refuse_fields,
             ClientDisconnect: _disconnected,
             Exception: _report,
         },
     )
-    app.router.route_class = _StrictRoute
     app.add_middleware(LimitBodies, limits=limits)
     app.add_middleware(CheckAccess, token=token)
     app.add_middleware(CountRequests, metrics=metrics)  # the last one added is the outermost
 
-    @app.post("/v1/predict", response_model=_RESPONSES[kind], responses=_FAULTS, tags=["predict"])
     async def predict(request: Request, body: PredictRequest) -> Response:
         """Predict texts. The prediction of a text does not depend on the other texts, up to 1e-5."""
         pairs = [None] * len(body.texts) if body.pairs is None else body.pairs
@@ -181,6 +178,16 @@ def build_app(
             raise HTTPException(503, f"the server is {error}; try again in a second", {"retry-after": "1"}) from None
         assert batcher.model is not None
         return JSONResponse({"predictions": _predictions(batcher.model, outputs)})
+
+    app.router.add_api_route(
+        "/v1/predict",
+        predict,
+        methods=["POST"],
+        response_model=_RESPONSES[kind],
+        responses=_FAULTS,
+        tags=["predict"],
+        route_class_override=_PredictRoute,
+    )
 
     @app.head("/healthz", include_in_schema=False)
     @app.get("/healthz", response_model=StateResponse, tags=["state"])
@@ -227,27 +234,25 @@ def _predictions(model: ServedModel, outputs: ModelOutputs) -> list[dict[str, An
     return predictions
 
 
-class _StrictRequest(Request):
-    value: Any
+class _PredictRoute(APIRoute):
+    """A route that FastAPI documents, but whose requests it does not handle: solving dependencies takes longer than the endpoint itself.
 
-    async def json(self) -> Any:
-        return self.value
+    Bodies are parsed with `_parse`, which is stricter than Python's JSON.
+    """
 
-
-class _StrictRoute(APIRoute):
-    """Parses bodies with `_parse`, which is stricter than Python's JSON."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handle = super().get_route_handler()
-
-        async def handle_strictly(request: Request) -> Response:
-            strict = _StrictRequest(request.scope, request.receive)
-            if request.method == "POST":
-                _check_media_type(request)
-                strict.value = _parse(await strict.body())  # here and not in `json`, whose exceptions FastAPI replaces by its own
-            return await handle(strict)
-
-        return handle_strictly
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] != "POST":
+            await super().handle(scope, receive, send)
+            return
+        request = Request(scope, receive)
+        _check_media_type(request)
+        value = _parse(await request.body())
+        try:
+            body = PredictRequest.model_validate(value)
+        except ValidationError as error:
+            raise HTTPException(422, _describe(error.errors(include_url=False, include_context=False, include_input=False))) from None
+        response: Response = await self.endpoint(request, body)
+        await response(scope, receive, send)
 
 
 def _check_media_type(request: Request) -> None:
@@ -281,11 +286,6 @@ async def _refuse(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     reasons = {404: "no such path; see /openapi.json", 405: "wrong method for this path; see /openapi.json"}
     return error_response(error.status_code, reasons.get(error.status_code, error.detail), error.headers)
-
-
-async def _refuse_fields(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    return error_response(422, _describe(error.errors()))
 
 
 async def _disconnected(request: Request, error: Exception) -> Response:
@@ -336,12 +336,12 @@ def _no_constant(name: str) -> NoReturn:
 def _describe(errors: Sequence[Mapping[str, Any]]) -> str:
     """Return the first of pydantic's errors in one line, without the value that caused it."""
     first = errors[0]
-    location = [part for part in first["loc"] if part != "body"]
-    name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location if part not in ("str", "nullable[str]"))
+    location = [part for part in first["loc"] if part not in ("str", "nullable[str]")]
+    name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
     match first["type"]:
         case "extra_forbidden":
             what = "unknown field; leave it out (the model is set when the server starts)"
-        case "model_attributes_type" | "dict_type" | "missing" if not location:
+        case "model_type" if not location:
             what = "must be one JSON object; see /openapi.json"
         case "missing":
             what = "is missing; add it"
