@@ -12,6 +12,7 @@ that have neither a response in progress nor sent the whole head of a request fo
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -65,6 +66,8 @@ def serve(
     started = time.monotonic()
 
     def loaded(model: ServedModel) -> None:
+        gc.collect()
+        gc.freeze()  # collections while serving then skip the model and the imported modules
         longest = model.predictor.max_length
         limit = "whole texts" if longest == UNCUT else f"{longest} tokens per text"
         announce(f"ready after {time.monotonic() - started:.1f} s: {counted(len(model.predictor.labels), 'label')}, {limit}")
