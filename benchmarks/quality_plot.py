@@ -1,6 +1,6 @@
 """Plot the README's mean scores over the number of labels: a panel per group of tasks, a line per model.
 
-    python benchmarks/quality_plot.py weighted-2e13flops
+    python benchmarks/quality_plot.py candidates-2e13flops
 
 Data: benchmarks/results/rungs-BUDGET.json of bench_quality.py, the means of `quality_tables.py means BUDGET`.
 """

@@ -48,22 +48,22 @@ def test_the_tables_of_the_pages_equal_the_results() -> None:
     page = PAGE.read_text("utf-8")
     assert summary(controls) in page, "python benchmarks/quality_tables.py controls 2e13flops"
     assert rungs(models) in page, "python benchmarks/quality_tables.py rungs 2e13flops"
-    for name in ("weighted", "trained", "unlabelled-trained"):
+    for name in ("candidates", "trained", "unlabelled-trained"):
         table = rungs(read_json(RESULTS / f"rungs-{name}-2e13flops.json"))
         assert table in page, f"python benchmarks/quality_tables.py rungs {name}-2e13flops"
-    weighted, linear = (read_json(RESULTS / f"rungs-{name}-2e13flops.json") for name in ("weighted", "linear"))
+    present, linear = (read_json(RESULTS / f"rungs-{name}-2e13flops.json") for name in ("candidates", "linear"))
     assert means(models) in page, "python benchmarks/quality_tables.py means 2e13flops"
     assert means(linear) in page, "python benchmarks/quality_tables.py means linear-2e13flops"
-    assert means(weighted) in README.read_text("utf-8"), "python benchmarks/quality_tables.py means weighted-2e13flops"
+    assert means(present) in README.read_text("utf-8"), "python benchmarks/quality_tables.py means candidates-2e13flops"
 
 
 @pytest.mark.skipif(not README.is_file(), reason="an installed package: the README is not beside it")
 def test_whole_commands_in_the_readme_are_those_of_the_results() -> None:
     readme = README.read_text("utf-8")
     select, fit = (read_json(RESULTS / f"{name}.json") for name in ("select", "fit"))
-    ours, bm25s = (select["processes"][side]["cpu_seconds"] for side in ("cramlm", "bm25s"))
+    ours, bm25s, lucene = (select["processes"][side]["cpu_seconds"] for side in ("cramlm", "bm25s", "Lucene"))
     assert f"best {select['top_k']} of {select['passages']:,} passages for all 4,169 texts, to disk, CPU seconds | {ours:.1f} |" in readme
-    assert f"a script with bm25s {bm25s:.1f} |" in readme
+    assert f"a script with bm25s {bm25s:.1f}, a program with Lucene {lucene:.1f} |" in readme
     assert f"{fit['cpu_seconds']:.0f} CPU seconds, {100 * fit['outside']:.0f} % are not training" in " ".join(readme.split())
 
 
