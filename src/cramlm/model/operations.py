@@ -107,13 +107,21 @@ def _has_slow_mkl() -> bool:
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x (..., K) weight (N, K)^T + bias (N,) or None.
 
-    In float32 without a gradient by oneDNN where MKL is slow: 250 instead of 113 GFLOP/s on a core (docs/log.md).
+    In float32 without a gradient by oneDNN where MKL is slow: 250 instead of 113 GFLOP/s on a core (docs/log.md). oneDNN keeps some 0.6 MB
+    of code for each number of rows; they are padded to few numbers.
     """
     is_float32_prediction = x.dtype == torch.float32 and x.device.type == "cpu" and not torch.is_grad_enabled()
     if is_float32_prediction and not torch.is_autocast_enabled("cpu") and _has_slow_mkl():
-        result: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-        return result
+        rows = x.flatten(0, -2)
+        padded = F.pad(rows, (0, 0, 0, _padded(len(rows)) - len(rows)))
+        result: Tensor = torch.ops.mkldnn._linear_pointwise(padded, weight, bias, "none", [], "")
+        return result[: len(rows)].view(*x.shape[:-1], len(weight))
     return F.linear(x, weight, bias)
+
+
+def _padded(rows: int) -> int:
+    """Return the next power of two from 32 to 256, then the next multiple of 256."""
+    return max(32, 1 << (rows - 1).bit_length()) if rows <= 256 else -(-rows // 256) * 256
 
 
 def gelu(x: Tensor) -> Tensor:
