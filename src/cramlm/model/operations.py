@@ -107,16 +107,18 @@ def _has_slow_mkl() -> bool:
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x (..., K) weight (N, K)^T + bias (N,) or None.
 
-    In float32 without a gradient by oneDNN where MKL is slow: 250 instead of 113 GFLOP/s on a core (docs/log.md). oneDNN keeps some 0.6 MB
-    of code for each number of rows; they are padded to few numbers.
+    Without a gradient on a CPU, oneDNN computes it in bf16, and in float32 where MKL is slow: 250 instead of 113 GFLOP/s on a core
+    (docs/log.md). oneDNN keeps some 0.6 MB of code for each number of rows that it has seen; they are padded to few numbers.
     """
-    is_float32_prediction = x.dtype == torch.float32 and x.device.type == "cpu" and not torch.is_grad_enabled()
-    if is_float32_prediction and not torch.is_autocast_enabled("cpu") and _has_slow_mkl():
-        rows = x.flatten(0, -2)
-        padded = F.pad(rows, (0, 0, 0, _padded(len(rows)) - len(rows)))
-        result: Tensor = torch.ops.mkldnn._linear_pointwise(padded, weight, bias, "none", [], "")
-        return result[: len(rows)].view(*x.shape[:-1], len(weight))
-    return F.linear(x, weight, bias)
+    if x.device.type != "cpu" or torch.is_grad_enabled():
+        return F.linear(x, weight, bias)
+    is_bf16 = x.dtype == torch.bfloat16 or torch.is_autocast_enabled("cpu")
+    if not is_bf16 and not (x.dtype == torch.float32 and _has_slow_mkl()):
+        return F.linear(x, weight, bias)
+    rows = x.flatten(0, -2)
+    padded = F.pad(rows, (0, 0, 0, _padded(len(rows)) - len(rows)))
+    result: Tensor = F.linear(padded, weight, bias) if is_bf16 else torch.ops.mkldnn._linear_pointwise(padded, weight, bias, "none", [], "")
+    return result[: len(rows)].view(*x.shape[:-1], len(weight))
 
 
 def _padded(rows: int) -> int:
