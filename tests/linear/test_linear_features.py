@@ -45,7 +45,9 @@ def reference(kind: Terms, texts: list[str], others: list[str], **more: Any) -> 
 
 
 @pytest.mark.parametrize("kind", ["words", "tokens", "characters"])
-def test_terms_and_matrices_equal_those_of_scikit_learn(kind: Terms) -> None:
+@pytest.mark.parametrize("plain", [0, features._PLAIN_CHARACTERS])
+def test_terms_and_matrices_equal_those_of_scikit_learn(kind: Terms, plain: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(features, "_PLAIN_CHARACTERS", plain)
     texts, others = texts_of(80, 1), [*texts_of(30, 2), "", "unknown 漢字"]
     terms, train, other = reference(kind, texts, others)
     vocabulary, matrix = fitted_matrix(kind, texts)

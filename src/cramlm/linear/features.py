@@ -21,7 +21,7 @@ import itertools
 import unicodedata
 from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, assert_never
 
@@ -49,7 +49,7 @@ MIN_DOCUMENTS: Final = 2
 MANY_TEXTS: Final = 1000
 CHARACTER_NGRAMS: Final = range(2, 6)
 _COUNTS_AT_ONCE: Final = 4_000_000  # of terms by label: 16 MB
-_PLAIN_CHARACTERS: Final = 20_000  # of texts that are split in plain Python; for more, importing numba (0.4 CPU seconds) pays
+_PLAIN_CHARACTERS: Final = 20_000  # of texts that are counted in plain Python; for more, importing numba (0.4 CPU seconds) or a table pays
 PARTS: Final[Mapping[Variant, tuple[Terms, ...]]] = {
     "words": ("words",),
     "tokens": ("tokens",),
@@ -268,36 +268,42 @@ def _count(
 
     markers: those between segments. least: terms in fewer texts may be left out.
     """
-    columns = None if vocabulary is None else vocabulary.columns
     match kind:
         case "unigrams":
-            return count_words(texts, columns)
+            return count_words(texts, _columns(vocabulary))
         case "characters":
             of_words, words = count_terms((text.lower().split() for text in texts), None)
             of_ngrams, ngrams = _count_ngrams(words, vocabulary)
             return of_words @ of_ngrams, ngrams
         case "words":
-            return _count_with_pairs((split_words(text.lower()) for text in texts), vocabulary, least=least)
+            return _count_with_pairs(texts, lambda text: split_words(text.lower()), vocabulary, least=least)
         case "tokens":
-            return _count_with_pairs(map(split_runs, texts), vocabulary, least=least)
+            return _count_with_pairs(texts, split_runs, vocabulary, least=least)
         case "segments":
             assert markers is not None, "segments lie between markers"
-            return count_terms((_segment_terms(markers, text) for text in texts), columns, least=least)
+            return count_terms((_segment_terms(markers, text) for text in texts), _columns(vocabulary), least=least)
         case _:
             assert_never(kind)
 
 
-def _count_with_pairs(texts: Iterable[Sequence[str]], vocabulary: Vocabulary | None, *, least: int) -> tuple[Any, Sequence[str]]:
-    """As `_count`, of words and of pairs of neighbours."""
-    if vocabulary is None:
-        return count_terms(map(_with_pairs, texts), None, least=least)
-    return vocabulary.words_and_pairs.count(texts), vocabulary.terms
+def _columns(vocabulary: Vocabulary | None) -> Mapping[str, int] | None:
+    return None if vocabulary is None else vocabulary.columns
+
+
+def _count_with_pairs(
+    texts: Sequence[str], split: Callable[[str], list[str]], vocabulary: Vocabulary | None, *, least: int
+) -> tuple[Any, Sequence[str]]:
+    """As `_count`, of the words that `split` gives and of pairs of neighbours."""
+    words = map(split, texts)
+    if vocabulary is None or sum(map(len, texts)) <= _PLAIN_CHARACTERS:
+        return count_terms(map(_with_pairs, words), _columns(vocabulary), least=least)
+    return vocabulary.words_and_pairs.count(words), vocabulary.terms
 
 
 def _count_ngrams(words: Sequence[str], vocabulary: Vocabulary | None) -> tuple[Any, Sequence[str]]:
     """As `_count`, of the character n-grams of words."""
     if sum(map(len, words)) <= _PLAIN_CHARACTERS:
-        return count_terms(map(character_ngrams, words), None if vocabulary is None else vocabulary.columns)
+        return count_terms(map(character_ngrams, words), _columns(vocabulary))
     from cramlm.linear.character_ngrams import NgramTable  # here: imports numba
 
     if vocabulary is not None:
